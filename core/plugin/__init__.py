@@ -1,0 +1,18 @@
+"""What a plugin imports: the hook marker, the device base class, and the facts it states."""
+
+from core.plugin.device import Device, Event
+from core.plugin.facts import DeviceFacts, Memory, Need, ShapePolicy, Support, Unavailable
+from core.plugin.hooks import API, hookimpl
+
+__all__ = [
+    "API",
+    "Device",
+    "DeviceFacts",
+    "Event",
+    "Memory",
+    "Need",
+    "ShapePolicy",
+    "Support",
+    "Unavailable",
+    "hookimpl",
+]

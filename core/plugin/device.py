@@ -1,0 +1,100 @@
+"""The device a plugin provides.
+
+Four methods are mandatory: `probe`, `open`, `memory`, `synchronize`. Every other method has a default
+that is right on any device with a working torch backend; override it for speed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from core.plugin.facts import DeviceFacts, Memory, Unavailable
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Event:
+    """The end of some work on the device. The default is for work that is already done."""
+
+    def wait(self) -> None:
+        """Let work launched from now on start only after this event. Does not block the host."""
+
+    def synchronize(self) -> None:
+        """Block the host until the event has happened."""
+
+
+class Device(ABC):
+    """A kind of device. One instance is opened once, and then used from one thread only."""
+
+    @abstractmethod
+    def probe(self) -> DeviceFacts | Unavailable:
+        """Say what is here, cheaply, without starting anything. Called for every plugin."""
+
+    @abstractmethod
+    def open(self, index: int) -> torch.device:
+        """Start device `index`, from the thread that will launch on it. Called once, before anything below.
+
+        Raises: DeviceError when the device cannot be started.
+        """
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Memory of the opened device that is free now, and in all."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the host until all launched work is done."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A new tensor with undefined content. (optional) Default: torch.empty."""
+        import torch
+
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A new host tensor that `h2d` and `d2h` copy fastest from and to. (optional) Default: plain memory."""
+        import torch
+
+        return torch.zeros(shape, dtype=dtype)
+
+    def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> Event:
+        """Start copying host `src` to device `dst`. (optional) Default: done on return.
+
+        `dst` may be read after `wait` on the event; `src` may be changed after `synchronize` on it.
+        """
+        dst.copy_(src)
+        return Event()
+
+    def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> Event:
+        """Start copying device `src` to host `dst`, after the work launched so far. (optional) Default: done on return.
+
+        `dst` may be read after `synchronize` on the event.
+        """
+        dst.copy_(src)
+        return Event()
+
+    def record(self) -> Event:
+        """The end of all work launched so far. (optional) Default: synchronizes."""
+        self.synchronize()
+        return Event()
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's own random generator, for kernels that use it. (optional) Default: torch's."""
+        import torch
+
+        torch.manual_seed(seed)
+
+    def collective_backend(self) -> str:
+        """Name of the torch.distributed backend. (optional) Default: gloo."""
+        return "gloo"
+
+    def compile(self, step: Callable[..., Any], key: tuple[Any, ...]) -> Callable[..., Any]:
+        """Make `step` fast for the one shape `key`. (optional) Default: run it as it is.
+
+        `step` is the static form of DESIGN: tensors in, tensors out; its input buffers keep their
+        addresses for this key, and its KV tensors are given back updated.
+        """
+        return step
