@@ -1,0 +1,326 @@
+"""Which tokens of which sequences the next step computes.
+
+There are no phases. Each sequence has known tokens and computed ones, and every step lets the computed catch up with
+the known under a token budget. A long prompt in chunks, a prefix found in the cache, a preempted sequence that starts
+over, one token more after each draw: all are that one case.
+
+Steps may be in flight: `schedule` is called again before `update` has told what the last step drew. Tokens in flight
+count as computed, ids to be drawn as known; the runner reads such an id from the device. What follows:
+- a sequence that stops has perhaps been scheduled once more; that draw is thrown away;
+- a sequence that leaves (finished or preempted) keeps its pages and its row until nothing of it is in flight, and these
+  coming pages are counted before anyone else is preempted for want of pages;
+- an empty plan while a step is in flight means: retire that step first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence as Seq
+
+from core.engine.sequence import Sequence, Status
+from core.engine.step import NewSequence, StepOutput, StepPlan
+from core.errors import RequestError
+from core.kv.cache import KVCache
+from core.kv.prefix import KEY_BYTES, chain_keys, root_key
+from core.request import Request, SequenceOutput
+
+
+class _Draft:
+    """A plan being made."""
+
+    def __init__(self, budget: int, max_seqs: int) -> None:
+        self.budget = budget
+        self.max_seqs = max_seqs
+        self.items: list[tuple[Sequence, int, bool]] = []
+        self.plan = StepPlan([], [], [], [], [], [])
+
+    @property
+    def full(self) -> bool:
+        return self.budget < 1 or len(self.items) >= self.max_seqs
+
+    def add(self, seq: Sequence, count: int) -> None:
+        plan = self.plan
+        samples = seq.frontier + count == seq.num_known
+        plan.rows.append(seq.row)
+        plan.starts.append(seq.frontier)
+        plan.counts.append(count)
+        plan.samples.append(samples)
+        self.items.append((seq, count, samples))
+        self.budget -= count
+        seq.num_scheduled += count
+        seq.num_pending += samples
+
+
+class Scheduler:
+    """Owns every sequence, from `add` until its last output.
+
+    max_tokens    tokens in a step, at most
+    max_seqs      sequences that run at a time, at most; also rows (1 .. max_seqs)
+    max_model_len prompt and output together, at most
+    spec          identity of the cache's content (`core.kv.prefix.spec_digest`)
+    """
+
+    def __init__(self, cache: KVCache, *, max_tokens: int, max_seqs: int, max_model_len: int, spec: bytes) -> None:
+        self.cache = cache
+        self.max_tokens = max_tokens
+        self.max_seqs = max_seqs
+        self.max_model_len = max_model_len
+        self.spec = spec
+        self.num_preemptions = 0
+        self.running: list[Sequence] = []  # in order: the last one is the first to be preempted
+        self._waiting: list[Sequence] = []  # a heap, in the same order
+        self._by_id: dict[str, Sequence] = {}
+        self._leaving: set[Sequence] = set()
+        self._rows = list(range(max_seqs, 0, -1))
+        self._flights: deque[list[tuple[Sequence, int, bool]]] = deque()
+        self._edits: list[tuple[int, int, int, int]] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._by_id) - len(self.running)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps scheduled and not yet retired."""
+        return len(self._flights)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to schedule or to retire."""
+        return bool(self._by_id or self._flights)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises: RequestError when it can never be served."""
+        total = len(request.prompt_ids) + request.max_tokens
+        if not request.prompt_ids:
+            raise RequestError("the prompt is empty: it must have at least one token", "prompt")
+        if total > self.max_model_len:
+            raise RequestError(
+                f"prompt and output are {len(request.prompt_ids)} + {request.max_tokens} tokens: "
+                f"the limit is {self.max_model_len}",
+                "max_tokens",
+            )
+        if request.request_id in self._by_id:
+            raise RequestError(f"request id {request.request_id!r} is in use: choose another", "request_id")
+        root = root_key(self.spec, request.cache_salt)
+        seq = Sequence(request, root, list(request.prompt_ids), request.prefix_keys)
+        self._by_id[request.request_id] = seq
+        heapq.heappush(self._waiting, seq)
+
+    def abort(self, request_id: str) -> SequenceOutput | None:
+        """End a request now. None when it has ended already."""
+        seq = self._by_id.get(request_id)
+        if seq is None:
+            return None
+        self._finish(seq)
+        return SequenceOutput(request_id, [], "abort")
+
+    def fail(self, message: str) -> list[SequenceOutput]:
+        """End every sequence of the steps in flight with an error: what they computed is not known."""
+        seqs = {seq for items in self._flights for seq, _, _ in items}
+        self._flights.clear()
+        outputs = []
+        for seq in sorted(seqs):
+            seq.num_scheduled = seq.num_pending = 0
+            if seq.status is not Status.FINISHED:
+                outputs.append(SequenceOutput(seq.request.request_id, [], "error", error=message))
+                self._by_id.pop(seq.request.request_id)
+                if seq.status is Status.RUNNING:
+                    self.running.remove(seq)
+                seq.status = Status.FINISHED
+            self._leaving.discard(seq)
+            self._vacate(seq)
+        return outputs
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step. Empty when nothing can run before a step in flight retires."""
+        draft = _Draft(self.max_tokens, self.max_seqs)
+        room = self._continue_running(draft)
+        if room:
+            self._admit_waiting(draft)
+        plan = draft.plan
+        if draft.items:
+            plan.edits.extend(self._edits)
+            self._edits.clear()
+            self._flights.append(draft.items)
+        assert draft.items or self._flights or not self._by_id, "nothing can run and nothing is in flight"
+        return plan
+
+    def _continue_running(self, draft: _Draft) -> bool:
+        """Give running sequences their tokens. False when pages ran short: then nobody new is admitted."""
+        room = True
+        position = 0
+        while position < len(self.running) and not draft.full:
+            seq = self.running[position]
+            # Each sequence after this one can still get a token in this step.
+            spare = draft.budget - (len(self.running) - position - 1)
+            count = min(seq.num_todo, max(1, spare))
+            if count > 0:
+                # Once pages ran short, what comes free belongs to the sequence that ran short.
+                if (room or not self._missing(seq, count)) and self._make_room(seq, count):
+                    draft.add(seq, count)
+                else:
+                    room = False
+            if seq.status is Status.RUNNING:
+                position += 1
+        return room
+
+    def _missing(self, seq: Sequence, count: int) -> int:
+        assert seq.table is not None
+        return self.cache.missing(seq.table, seq.frontier + count)
+
+    def _make_room(self, seq: Sequence, count: int) -> bool:
+        """Have pages for `count` more tokens, preempting those after `seq`. False: it must wait, or was preempted."""
+        missing = self._missing(seq, count)
+        if not missing:
+            return True
+        while not self.cache.can_take(missing):
+            if self._can_take_soon(missing):
+                return False
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        assert seq.table is not None
+        self._edits += [(seq.row, *edit) for edit in self.cache.grow(seq.table, seq.frontier + count)]
+        return True
+
+    def _can_take_soon(self, num_pages: int) -> bool:
+        """Whether pages of leaving sequences will suffice, once the steps in flight have retired."""
+        if not self._leaving:
+            return False
+        for g, pool in enumerate(self.cache.pools):
+            tables = [seq.table for seq in self._leaving if seq.table is not None]
+            coming = sum(int((pool.refs[table.held(g)] == 1).sum()) for table in tables)
+            if pool.num_available + coming < num_pages:
+                return False
+        return True
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        while self._waiting and self._rows and not draft.full and len(self.running) < self.max_seqs:
+            seq = self._waiting[0]
+            if seq.status is Status.FINISHED:
+                heapq.heappop(self._waiting)
+                continue
+            self._extend_keys(seq, len(seq.token_ids))
+            lease = self.cache.lease(seq.keys, len(seq.token_ids) - 1)
+            total = self.cache.pages_for(len(seq.token_ids))
+            # The whole sequence must fit: a chunk that gets in alone is preempted by the next one.
+            if not self.cache.can_take(total - lease.num_tokens // self.cache.page_tokens):
+                self.cache.cancel(lease)
+                return
+            heapq.heappop(self._waiting)
+            seq.table = self.cache.open(lease)
+            seq.num_computed = lease.num_tokens
+            if seq.num_cached is None:
+                seq.num_cached = lease.num_tokens
+            self._start(seq, draft)
+
+    def _start(self, seq: Sequence, draft: _Draft) -> None:
+        seq.status = Status.RUNNING
+        seq.row = self._rows.pop()
+        insort(self.running, seq)
+        assert seq.table is not None
+        count = min(seq.num_todo, draft.budget)
+        self.cache.grow(seq.table, seq.frontier + count)
+        r = seq.request
+        tables = [pages[: seq.table.length].tolist() for pages in seq.table.pages]
+        draft.plan.new.append(
+            NewSequence(seq.row, list(seq.token_ids), tables, r.temperature, r.top_k, r.top_p, r.seed)
+        )
+        draft.add(seq, count)
+
+    def update(self, output: StepOutput) -> list[SequenceOutput]:
+        """Retire the oldest step in flight with what it drew."""
+        items = self._flights.popleft()
+        ids = iter(output.ids)
+        outputs = []
+        for seq, count, samples in items:
+            seq.num_computed += count
+            seq.num_scheduled -= count
+            drawn = next(ids) if samples else None
+            seq.num_pending -= samples
+            if seq.status is not Status.FINISHED:
+                result = self._advance(seq, drawn)
+                if result is not None:
+                    outputs.append(result)
+            if seq in self._leaving and not seq.num_scheduled:
+                self._leaving.remove(seq)
+                self._vacate(seq)
+        return outputs
+
+    def _advance(self, seq: Sequence, drawn: int | None) -> SequenceOutput | None:
+        """Take in one retired item of a live sequence."""
+        if drawn is not None and drawn < 0:
+            self._finish(seq)
+            return SequenceOutput(seq.request.request_id, [], "error", error="the model's logits are not numbers")
+        if drawn is not None:
+            seq.token_ids.append(drawn)
+        self._commit(seq)
+        if drawn is None:
+            return None
+        reason = None
+        if drawn in seq.stop_ids:
+            reason = "stop"
+        elif seq.num_outputs >= seq.request.max_tokens:
+            reason = "length"
+        if reason:
+            self._finish(seq)
+        stop_id = drawn if reason == "stop" else None
+        return SequenceOutput(seq.request.request_id, [drawn], reason, stop_id, seq.num_cached or 0)
+
+    def _commit(self, seq: Sequence) -> None:
+        """Make pages that are complete findable, and drop those that no later token sees."""
+        table = seq.table
+        assert table is not None
+        num_pages = seq.num_computed // self.cache.page_tokens
+        if self.cache.prefix_caching and num_pages > table.committed:
+            self._extend_keys(seq, num_pages * self.cache.page_tokens)
+            self._edits += [(seq.row, *edit) for edit in self.cache.commit(table, seq.keys, num_pages)]
+        self.cache.trim(table, seq.num_computed)
+
+    def _extend_keys(self, seq: Sequence, num_tokens: int) -> None:
+        """Have keys for every full page of the first `num_tokens` tokens."""
+        page = self.cache.page_tokens
+        have = len(seq.keys) // KEY_BYTES
+        if self.cache.prefix_caching and have < num_tokens // page:
+            parent = seq.keys[-KEY_BYTES:] or seq.root
+            seq.keys += chain_keys(parent, seq.token_ids[have * page : num_tokens], page)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take everything from a running sequence; it starts over later, from what the prefix cache still has."""
+        self.num_preemptions += 1
+        self._leave(seq, Status.PREEMPTED)
+
+    def _finish(self, seq: Sequence) -> None:
+        del self._by_id[seq.request.request_id]
+        if seq.status is Status.RUNNING:
+            self._leave(seq, Status.FINISHED)
+        else:
+            seq.status = Status.FINISHED  # waiting: dropped when its turn comes; leaving: freed when retired
+
+    def _leave(self, seq: Sequence, status: Status) -> None:
+        self.running.remove(seq)
+        seq.status = status
+        if seq.num_scheduled:
+            self._leaving.add(seq)
+        else:
+            self._vacate(seq)
+
+    def _vacate(self, seq: Sequence) -> None:
+        """Give back pages and row; a preempted sequence goes back to the queue."""
+        assert seq.table is not None
+        assert not seq.num_scheduled
+        self.cache.close(seq.table)
+        self._rows.append(seq.row)
+        self._edits = [edit for edit in self._edits if edit[0] != seq.row]
+        seq.table, seq.row, seq.num_computed = None, 0, 0
+        if seq.status is Status.PREEMPTED:
+            seq.status = Status.WAITING
+            heapq.heappush(self._waiting, seq)
+
+    def sequences(self) -> Seq[Sequence]:
+        """Every sequence that has not ended, in no order."""
+        return list(self._by_id.values())

@@ -1,0 +1,72 @@
+"""The mutable state of one request while the scheduler owns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from core.kv.cache import BlockTable
+from core.request import Request
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request's progress.
+
+    token_ids       prompt and retired outputs
+    num_computed    tokens whose KV entries are there and retired
+    num_scheduled   tokens of steps in flight, right after those
+    num_pending     ids that steps in flight will add to token_ids
+    row             where devices keep their copy of this sequence; 0 while it has none
+    keys            prefix keys of the full pages of token_ids, as far as they were needed
+    num_cached      prompt tokens found in the prefix cache when it was first admitted
+    """
+
+    request: Request
+    root: bytes
+    token_ids: list[int]
+    keys: bytes
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_scheduled: int = 0
+    num_pending: int = 0
+    row: int = 0
+    table: BlockTable | None = None
+    num_cached: int | None = None
+    stop_ids: frozenset[int] = field(init=False)
+    order: tuple[int, float, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop_ids = frozenset(self.request.stop_ids)
+        self.order = (self.request.priority, self.request.arrival_s, self.request.request_id)
+
+    def __lt__(self, other: Sequence) -> bool:
+        """Runs before: the lower priority number, then the earlier arrival."""
+        return self.order < other.order
+
+    @property
+    def frontier(self) -> int:
+        """Position of the next token to schedule."""
+        return self.num_computed + self.num_scheduled
+
+    @property
+    def num_known(self) -> int:
+        """Tokens there will be once all steps in flight have retired."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_todo(self) -> int:
+        """Tokens to schedule to catch up; the last token a request may have is never fed back."""
+        last = len(self.request.prompt_ids) + self.request.max_tokens - 1
+        return min(self.num_known, last) - self.frontier
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)

@@ -1,0 +1,182 @@
+"""The KV cache as the scheduler sees it: block tables of sequences over the page pools of all groups.
+
+Owns pinning, growing, committing, trimming and closing of block tables. Every change of a table is reported as an
+`Edit`, because devices hold copies of the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from core.kv.groups import KVGroup
+from core.kv.pool import PagePool, Pages
+from core.kv.prefix import KEY_BYTES, PrefixIndex
+
+
+class Edit(NamedTuple):
+    """Entry `index` of a sequence's block table for `group` now names `page`."""
+
+    group: int
+    index: int
+    page: int
+
+
+@dataclass
+class Lease:
+    """A pinned prefix: these pages stay as they are until the lease, or the table made from it, is closed.
+
+    num_tokens   tokens whose entries are all here
+    pages        per group, by position; 0 where the group no longer retains the entry
+    """
+
+    num_tokens: int
+    pages: list[Pages]
+
+
+class BlockTable:
+    """Pages of one sequence, per group. `pages[g][: length]` by position; entries below `first[g]` are dropped."""
+
+    def __init__(self, lease: Lease, page_tokens: int) -> None:
+        self.length = lease.num_tokens // page_tokens
+        self.committed = self.length
+        self.pages = [np.concatenate([p, np.zeros(8, np.int32)]) for p in lease.pages]
+        self.first = [int(np.count_nonzero(p == 0)) for p in lease.pages]
+
+    def append(self, group: int, index: int, pages: Sequence[int]) -> None:
+        """Set entries from `index` on. The array is replaced, never moved under who still reads the old one."""
+        table = self.pages[group]
+        if index + len(pages) > len(table):
+            table = np.concatenate([table, np.zeros(max(len(table), len(pages)), np.int32)])
+            self.pages[group] = table
+        table[index : index + len(pages)] = pages
+
+    def held(self, group: int) -> Pages:
+        """The pages this table has a reference to."""
+        return self.pages[group][self.first[group] : self.length]
+
+
+class KVCache:
+    """Pools and indexes of all groups, each with `num_pages` pages of `page_tokens` tokens (page 0 is null)."""
+
+    def __init__(self, groups: Sequence[KVGroup], num_pages: Sequence[int], page_tokens: int, prefix: bool) -> None:
+        assert groups and groups[0].retain is None, "the first group keeps every token: it decides how far a prefix goes"
+        self.groups = tuple(groups)
+        self.page_tokens = page_tokens
+        self.prefix_caching = prefix
+        self.indexes = [PrefixIndex(n) for n in num_pages]
+        self.pools = [
+            PagePool(n, on_evict=lambda page, index=index: index.forget(page))  # type: ignore[misc]
+            for n, index in zip(num_pages, self.indexes, strict=True)
+        ]
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_tokens)
+
+    def lease(self, keys: bytes, max_tokens: int) -> Lease:
+        """Pin the longest right prefix of at most `max_tokens` tokens, at a boundary where every group can resume."""
+        limit = max_tokens // self.page_tokens if self.prefix_caching else 0
+        full = self.indexes[0].longest(keys, limit)
+        end = self._boundary(keys, len(full))
+        tables = [self._resume(g, keys, full, end) for g in range(len(self.groups))]
+        for pool, pages in zip(self.pools, tables, strict=True):
+            pool.pin(pages[pages != 0])
+        return Lease(end * self.page_tokens, tables)
+
+    def _boundary(self, keys: bytes, limit: int) -> int:
+        """The greatest boundary, in pages and at most `limit`, where every group can resume."""
+        end = limit
+        while end > 0:
+            if all(self._tail(g, keys, end) is not None for g in range(1, len(self.groups))):
+                return end
+            end -= 1
+        return 0
+
+    def _tail(self, group: int, keys: bytes, end: int) -> Pages | None:
+        retain = self.groups[group].retain
+        return self.indexes[group].tail(keys, end, end if retain is None else min(end, self.pages_for(retain)))
+
+    def _resume(self, group: int, keys: bytes, full: Pages, end: int) -> Pages:
+        if group == 0:
+            return full[:end]
+        tail = self._tail(group, keys, end)
+        assert tail is not None
+        return np.concatenate([np.zeros(end - len(tail), np.int32), tail])
+
+    def open(self, lease: Lease) -> BlockTable:
+        """A block table that starts with a lease and takes over its pins."""
+        return BlockTable(lease, self.page_tokens)
+
+    def missing(self, table: BlockTable, num_tokens: int) -> int:
+        """Pages that each group needs for the table to hold `num_tokens` tokens."""
+        return max(0, self.pages_for(num_tokens) - table.length)
+
+    def can_take(self, num_pages: int) -> bool:
+        """Whether every group can hand out `num_pages` pages now."""
+        return all(pool.num_available >= num_pages for pool in self.pools)
+
+    def grow(self, table: BlockTable, num_tokens: int) -> list[Edit]:
+        """Make room for `num_tokens` tokens. The pages must be there (`missing`, `can_take`)."""
+        num = self.missing(table, num_tokens)
+        if not num:
+            return []
+        edits = []
+        for g, pool in enumerate(self.pools):
+            pages = pool.allocate(num)
+            table.append(g, table.length, pages)
+            edits += [Edit(g, table.length + i, page) for i, page in enumerate(pages)]
+        table.length += num
+        return edits
+
+    def commit(self, table: BlockTable, keys: bytes, num_pages: int) -> list[Edit]:
+        """Make the first `num_pages` pages of the table findable under `keys`; all their tokens are computed.
+
+        Where another sequence was first with the same content, the table changes to that sequence's page, so that
+        whoever holds a page holds all pages before it.
+        """
+        edits: list[Edit] = []
+        for i in range(table.committed, num_pages):
+            key = keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+            for g in range(len(self.groups)):
+                if i >= table.first[g]:
+                    edits += self._commit_page(table, g, i, key)
+        table.committed = max(table.committed, num_pages)
+        return edits
+
+    def _commit_page(self, table: BlockTable, g: int, i: int, key: bytes) -> list[Edit]:
+        pool, index = self.pools[g], self.indexes[g]
+        mine, known = int(table.pages[g][i]), index.find(key)
+        if known is None:
+            pool.commit(mine, i)
+            index.insert(key, mine, table.pages[g])
+            return []
+        pool.pin(np.array([known], np.int32))
+        pool.release(np.array([mine], np.int32))
+        table.pages[g][i] = known
+        return [Edit(g, i, known)]
+
+    def trim(self, table: BlockTable, num_computed: int) -> None:
+        """Drop pages that no token from `num_computed` on can see. Devices need not know: nothing reads them."""
+        for g, group in enumerate(self.groups):
+            if group.retain is None:
+                continue
+            keep = max(0, num_computed + 1 - group.retain) // self.page_tokens
+            keep = min(keep, table.length)
+            if keep > table.first[g]:
+                gone = table.pages[g][table.first[g] : keep].copy()
+                table.first[g] = keep
+                self.pools[g].release(gone)
+
+    def close(self, table: BlockTable) -> None:
+        """Give back every page of the table."""
+        for g, pool in enumerate(self.pools):
+            pool.release(table.held(g))
+            table.first[g] = table.length
+
+    def cancel(self, lease: Lease) -> None:
+        """Give back a lease that became no table."""
+        for pool, pages in zip(self.pools, lease.pages, strict=True):
+            pool.release(pages[pages != 0])
