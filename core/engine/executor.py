@@ -1,0 +1,107 @@
+"""Where steps run: on this process's device thread, and on other ranks where layers are split.
+
+The engine submits plans and collects outputs in order; a plan is a message, so ranks in other processes get the same
+bytes. Torch runs on the device thread alone, loading included: two threads that both open parallel regions slow each
+other down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from core.config import EngineConfig, Plan
+from core.engine.ranks import OtherRanks
+from core.engine.step import StepOutput, StepPlan
+from core.kv.groups import KVGroup
+
+if TYPE_CHECKING:
+    from core.engine.runner import Flight, Runner
+    from core.kernels.bind import Tap
+    from core.model.load import Progress
+
+
+class Loaded(NamedTuple):
+    """What the engine must know of what was loaded."""
+
+    plan: Plan
+    groups: tuple[KVGroup, ...]
+    formats: tuple[str, ...]
+    vocab_size: int
+
+
+class Executor:
+    """Rank 0 on a thread of this process, and the other ranks behind it."""
+
+    def __init__(self, open_runner: Callable[[], Runner], others: OtherRanks | None = None) -> None:
+        """`open_runner` loads the model, on the device thread. Raises what it raises."""
+        self._others = others
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._flights: deque[Future[Flight]] = deque()
+        try:
+            self.runner = self.call(open_runner)
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def call(self, work: Callable[[], Runner], beat: Callable[[], None] | None = None) -> Runner:
+        """Run something on the device thread and wait for it."""
+        return self._thread.submit(work).result()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start a step. Steps run in the order of submission."""
+        if self._others:
+            self._others.send(plan)
+        self._flights.append(self._thread.submit(self.runner.launch, plan))
+
+    def collect(self, beat: Callable[[], None] | None = None) -> StepOutput:
+        """Wait for the oldest step. `beat` is called a few times a second meanwhile. Raises what the step raised."""
+        launched = self._flights.popleft()
+        while True:
+            try:
+                return launched.result(timeout=0.25).output()
+            except TimeoutError:
+                if launched.done():
+                    raise
+            if self._others:
+                self._others.check()
+            if beat:
+                beat()
+
+    def drop(self) -> None:
+        """Wait for the steps in flight and forget them."""
+        while self._flights:
+            self._flights.popleft().exception()
+
+    def close(self) -> None:
+        """Stop. Steps in flight are finished first."""
+        if self._others:
+            self._others.close()
+        self.drop()
+        self._thread.shutdown()
+
+
+def open_executor(config: EngineConfig, progress: Progress | None, tap: Tap | None) -> tuple[Executor, Loaded]:
+    """Load a model and be ready to run it. Raises: ConfigError, PluginError, DeviceError."""
+    config.check()
+    others = OtherRanks(config) if config.tensor_parallel_size > 1 else None
+    loaded: list[Loaded] = []
+
+    def open_rank() -> Runner:
+        from core.engine.build import assemble, open_runner
+
+        ranks = others.join() if others else None
+        assembly = assemble(config, ranks, tap)
+        runner = open_runner(assembly, config, progress)
+        loaded.append(Loaded(runner.plan, assembly.groups, assembly.formats, assembly.vocab_size))
+        return runner
+
+    try:
+        executor = Executor(open_rank, others)
+    except BaseException:
+        if others:
+            others.close()
+        raise
+    return executor, loaded[0]

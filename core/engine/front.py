@@ -1,0 +1,102 @@
+"""From what a client wants to a checked request. Runs beside the client, not in the engine process.
+
+Everything that can be refused is refused here, at once; prefix keys are hashed here, off the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from core.clock import Clock, SystemClock
+from core.errors import RequestError
+from core.kv.prefix import chain_keys, root_key
+from core.request import Request, SamplingParams, resolve_seed
+
+
+class ReadyInfo(msgspec.Struct, frozen=True):
+    """What a running engine tells its clients.
+
+    spec      start of all prefix keys (`core.kv.prefix.spec_digest`)
+    plan      (name, value, decided by)
+    kernels   (row, provider, reason, uses)
+    notes     anything else worth showing
+    """
+
+    device: str
+    max_model_len: int
+    vocab_size: int
+    page_tokens: int
+    num_kv_blocks: int
+    prefix_caching: bool
+    spec: bytes
+    plan: list[tuple[str, str, str]]
+    kernels: list[tuple[str, str, str, int]]
+    notes: list[str]
+
+
+class Front:
+    """Makes requests for one engine. `eos_ids` end an output unless the client says otherwise."""
+
+    def __init__(self, info: ReadyInfo, eos_ids: Sequence[int], clock: Clock | None = None) -> None:
+        self._info = info
+        self._eos_ids = [i for i in eos_ids if i < info.vocab_size]
+        self._clock = clock or SystemClock()
+
+    def request(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """Raises: RequestError naming the field, its value and its limit."""
+        info = self._info
+        sampling.check(info.vocab_size)
+        ids = list(prompt_ids)
+        self._check_prompt(ids)
+        room = info.max_model_len - len(ids)
+        max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
+        if max_tokens > room:
+            raise RequestError(
+                f"max_tokens is {max_tokens} after a prompt of {len(ids)} tokens: "
+                f"together they may be {info.max_model_len}, so ask for at most {room}",
+                "max_tokens",
+            )
+        keys = b""
+        if info.prefix_caching:
+            keys = chain_keys(root_key(info.spec, cache_salt), ids, info.page_tokens)
+        stop_ids = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self._eos_ids)}
+        return Request(
+            request_id=request_id,
+            prompt_ids=ids,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=resolve_seed(sampling.seed),
+            max_tokens=max_tokens,
+            stop_ids=sorted(stop_ids),
+            priority=priority,
+            cache_salt=cache_salt,
+            prefix_keys=keys,
+            arrival_s=self._clock.now_s(),
+        )
+
+    def _check_prompt(self, ids: list[int]) -> None:
+        info = self._info
+        if not ids:
+            raise RequestError("the prompt is empty: it must have at least one token", "prompt")
+        if len(ids) >= info.max_model_len:
+            raise RequestError(
+                f"the prompt is {len(ids)} tokens: the limit is {info.max_model_len - 1}, one less than "
+                f"max_model_len {info.max_model_len}; shorten it",
+                "prompt",
+            )
+        if min(ids) < 0 or max(ids) >= info.vocab_size:
+            wrong = next(i for i in ids if not 0 <= i < info.vocab_size)
+            raise RequestError(
+                f"token id {wrong} is not in the vocabulary: ids go from 0 to {info.vocab_size - 1}", "prompt"
+            )

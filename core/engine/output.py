@@ -1,0 +1,52 @@
+"""From the ids of one request to its text.
+
+The one place where ids become text and stop strings are found, so streamed text equals text that is not streamed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from core.model.tokenizer import Detokenizer, StopStrings
+from core.request import SamplingParams, SequenceOutput
+
+if TYPE_CHECKING:
+    from core.model.tokenizer import Tokenizer
+
+
+class Delta(NamedTuple):
+    """What one engine output adds.
+
+    finish_reason   None while running
+    stop_reason     the stop string or the stop id that ended it, where one did
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class TextOutput:
+    """Text of one request, output by output."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: list[int]) -> None:
+        self._detokenizer = Detokenizer(tokenizer, context_ids=prompt_ids[-8:])
+        self._stops = StopStrings(sampling.stop)
+        self._eos_is_news = frozenset(sampling.stop_token_ids)
+
+    def push(self, output: SequenceOutput) -> Delta:
+        """Take in an output. When the finish reason is "stop" and the output's is None, a stop string matched: the
+        caller aborts the request and pushes nothing more."""
+        shown = output.new_ids[:-1] if output.stop_id is not None else output.new_ids
+        text = self._detokenizer.push(shown)
+        if output.finish_reason is not None:
+            text += self._detokenizer.finish()
+        text, matched = self._stops.push(text)
+        if matched is None and output.finish_reason is not None:
+            rest, matched = self._stops.flush()
+            text += rest
+        if matched is not None:
+            return Delta(text, output.new_ids, "stop", matched)
+        stop_reason = output.stop_id if output.stop_id in self._eos_is_news else None
+        return Delta(text, output.new_ids, output.finish_reason, stop_reason)

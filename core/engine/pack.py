@@ -1,0 +1,272 @@
+"""From a plan to tensors: one ragged batch, packed by the host into one buffer and copied to the device once.
+
+Design. All inputs of a step are 32-bit words, so they lie one after another in a single host buffer; its device copy is
+cut into views. Offsets follow from the shape key alone, so a compiled step finds its inputs at the same addresses each
+time. There are pipeline_depth + 1 such buffer pairs, because the host packs a step while the one before it runs.
+Packing is numpy over whole columns; only sequences with new prompt tokens are visited one by one. The brute-force twin
+(tests/core/engine/test_pack.py) fills the same fields with plain loops.
+
+Legend: T tokens, S sequences, L logit rows, B pages in a block table, g KV group, R rows of last_ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.engine.step import StepPlan
+from core.errors import DeviceError
+from core.plugin.device import Device, Event
+from core.plugin.facts import ShapePolicy
+
+Ints = npt.NDArray[np.int32]
+FULL_SORT = 0
+
+
+class ShapeKey(NamedTuple):
+    """Everything that fixes the shapes and the path of a step."""
+
+    tokens: int
+    seqs: int
+    blocks: int
+    logits: int
+    greedy: bool
+    top_k_max: int
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """Lengths as the host knows them: exact, or upper bounds."""
+
+    query_lens: Ints
+    kv_lens: Ints
+    exact: bool
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """Tensors of a step on the device; int32 unless said.
+
+    query_starts_S1 is padded with the real token count, so padding tokens belong to no sequence; other padding is 0,
+    and -1 for slots. Row 0 of last_ids and page 0 are null.
+    """
+
+    key: ShapeKey
+    token_ids: torch.Tensor  # T
+    positions: torch.Tensor  # T
+    source_rows: torch.Tensor  # T: row of last_ids to take the id from; 0: token_ids has it
+    query_starts: torch.Tensor  # S + 1
+    kv_lens: torch.Tensor  # S
+    logit_rows: torch.Tensor  # L: token whose logits are wanted
+    output_rows: torch.Tensor  # L: row of last_ids for the id drawn
+    counter: torch.Tensor  # L: position of the id drawn
+    top_k: torch.Tensor  # L
+    seed: torch.Tensor  # L, 2
+    temperature: torch.Tensor  # L float32
+    top_p: torch.Tensor  # L float32
+    slots: tuple[torch.Tensor, ...]  # per g: T
+    block_tables: tuple[torch.Tensor, ...]  # per g: S, B
+    host: HostLengths
+
+
+class Rows:
+    """What the runner remembers of each row: the ids it was given, block tables, sampling parameters."""
+
+    def __init__(self, num_rows: int, max_blocks: int, num_groups: int) -> None:
+        self.ids: list[Ints] = [np.zeros(0, np.int32)] * num_rows
+        self.num_given = np.zeros(num_rows, np.int32)
+        self.tables = [np.zeros((num_rows, max_blocks), np.int32) for _ in range(num_groups)]
+        self.temperature = np.zeros(num_rows, np.float32)
+        self.top_p = np.ones(num_rows, np.float32)
+        self.top_k = np.zeros(num_rows, np.int32)
+        self.seed = np.zeros((num_rows, 2), np.int32)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in what the plan says is new."""
+        for new in plan.new:
+            row = new.row
+            self.ids[row] = np.array(new.token_ids, np.int32)
+            self.num_given[row] = len(new.token_ids)
+            self.temperature[row], self.top_p[row] = new.temperature, new.top_p
+            self.top_k[row] = max(0, new.top_k)
+            self.seed[row] = np.array([new.seed], np.uint64).view(np.int32)
+            for table, pages in zip(self.tables, new.tables, strict=True):
+                table[row, : len(pages)] = pages
+        if plan.edits:
+            rows, groups, positions, pages = np.array(plan.edits, np.int32).T
+            for g, table in enumerate(self.tables):
+                mine = groups == g
+                table[rows[mine], positions[mine]] = pages[mine]
+
+
+class Packer:
+    """Buffers of `sets` steps on host and device, filled in turn."""
+
+    def __init__(
+        self,
+        device: Device,
+        where: torch.device,
+        rows: Rows,
+        *,
+        page_tokens: int,
+        shapes: ShapePolicy,
+        max_tokens: int,
+        max_seqs: int,
+        max_blocks: int,
+        sets: int,
+    ) -> None:
+        self._device = device
+        self._rows = rows
+        self._page = page_tokens
+        self._shapes = shapes
+        largest = ShapeKey(
+            _up(max_tokens, shapes.tokens, "tokens"), _up(max_seqs, shapes.seqs, "sequences"),
+            _up(max_blocks, shapes.blocks, "blocks"), _up(max_seqs, shapes.seqs, "sequences"), False, FULL_SORT,
+        )  # fmt: skip
+        self.max_logits = largest.logits
+        words = sum(size for _, size in _fields(largest, len(rows.tables)))
+        self._host = [device.host_empty((words,), torch.int32) for _ in range(sets)]
+        self._words = [h.numpy() for h in self._host]
+        self._on_device = [device.empty((words,), torch.int32, where) for _ in range(sets)]
+        self._copied = [Event() for _ in range(sets)]
+        self._turn = 0
+
+    def pack(self, plan: StepPlan) -> StepInput:
+        """Fill the next buffer pair and start its copy; work launched from now on sees it."""
+        turn = self._turn
+        self._turn = (turn + 1) % len(self._host)
+        self._copied[turn].synchronize()
+        batch = _Batch(plan, self._rows, self._page)
+        key = self._key(batch)
+        words = sum(size for _, size in _fields(key, len(self._rows.tables)))
+        batch.fill(_views(self._words[turn], key, len(self._rows.tables)), key)
+        on_device = self._on_device[turn]
+        self._copied[turn] = self._device.h2d(on_device[:words], self._host[turn][:words])
+        self._copied[turn].wait()
+        return _step_input(on_device, key, len(self._rows.tables), batch)
+
+    def _key(self, batch: _Batch) -> ShapeKey:
+        shapes = self._shapes
+        return ShapeKey(
+            _up(batch.num_tokens, shapes.tokens, "tokens"),
+            _up(len(batch.rows), shapes.seqs, "sequences"),
+            _up(batch.num_blocks, shapes.blocks, "blocks"),
+            _up(max(1, len(batch.sampled)), shapes.seqs, "sequences"),
+            batch.greedy,
+            1 if batch.greedy else batch.top_k_max,
+        )
+
+
+def _up(size: int, buckets: Sequence[int], what: str) -> int:
+    """The smallest bucket that holds `size`; `size` itself where there are none."""
+    if not buckets:
+        return size
+    for bucket in buckets:
+        if size <= bucket:
+            return bucket
+    raise DeviceError(f"{size} {what} in a step: the device takes at most {buckets[-1]}")
+
+
+def _fields(key: ShapeKey, num_groups: int) -> list[tuple[str, int]]:
+    """Name and size in words of each part of the buffer, in order."""
+    T, S, B, L = key.tokens, key.seqs, key.blocks, key.logits
+    parts = [("token_ids", T), ("positions", T), ("source_rows", T), ("query_starts", S + 1), ("kv_lens", S)]
+    parts += [("logit_rows", L), ("output_rows", L), ("counter", L), ("top_k", L), ("seed", 2 * L)]
+    parts += [("temperature", L), ("top_p", L)]
+    for g in range(num_groups):
+        parts += [(f"slots{g}", T), (f"block_table{g}", S * B)]
+    return parts
+
+
+def _views(words: Ints, key: ShapeKey, num_groups: int) -> dict[str, Ints]:
+    views, start = {}, 0
+    for name, size in _fields(key, num_groups):
+        views[name] = words[start : start + size]
+        start += size
+    return views
+
+
+def _step_input(words: torch.Tensor, key: ShapeKey, num_groups: int, batch: _Batch) -> StepInput:
+    views, start = {}, 0
+    for name, size in _fields(key, num_groups):
+        views[name] = words[start : start + size]
+        start += size
+    slots = tuple(views.pop(f"slots{g}") for g in range(num_groups))
+    tables = tuple(views.pop(f"block_table{g}").view(key.seqs, key.blocks) for g in range(num_groups))
+    views["seed"] = views["seed"].view(key.logits, 2)
+    for name in ("temperature", "top_p"):
+        views[name] = views[name].view(torch.float32)
+    host = HostLengths(_padded(batch.counts, key.seqs), _padded(batch.kv_lens, key.seqs), exact=True)
+    return StepInput(key=key, slots=slots, block_tables=tables, host=host, **views)
+
+
+def _padded(values: Ints, size: int) -> Ints:
+    out = np.zeros(size, np.int32)
+    out[: len(values)] = values
+    return out
+
+
+class _Batch:
+    """The columns of one plan."""
+
+    def __init__(self, plan: StepPlan, rows: Rows, page_tokens: int) -> None:
+        self._of, self._page = rows, page_tokens
+        self.rows = np.array(plan.rows, np.int32)
+        self.starts = np.array(plan.starts, np.int32)
+        self.counts = np.array(plan.counts, np.int32)
+        self.sampled = np.flatnonzero(np.array(plan.samples, bool))
+        self.kv_lens = self.starts + self.counts
+        self.query_starts = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)
+        self.num_tokens = int(self.query_starts[-1])
+        self.num_blocks = -(-int(self.kv_lens.max()) // page_tokens)
+        self.output_rows = self.rows[self.sampled]
+        self.greedy = not bool(rows.temperature[self.output_rows].any())
+
+    @property
+    def top_k_max(self) -> int:
+        """Bound on top_k of the rows that limit their choice; FULL_SORT where one limits it by top_p alone."""
+        top_k = self._of.top_k[self.output_rows]
+        by_p_alone = (self._of.top_p[self.output_rows] < 1) & (top_k == 0)
+        if by_p_alone.any():
+            return FULL_SORT
+        return 1 << max(0, int(top_k.max(initial=1)) - 1).bit_length()
+
+    def fill(self, out: dict[str, Ints], key: ShapeKey) -> None:
+        """Write every field, padding included."""
+        rows, num, page = self._of, self.num_tokens, self._page
+        spread = np.repeat(self.starts - self.query_starts[:-1], self.counts)
+        positions = np.arange(num, dtype=np.int32) + spread
+        row_T = np.repeat(self.rows, self.counts)
+        _put(out["positions"], positions)
+        _put(out["source_rows"], np.where(positions >= rows.num_given[row_T], row_T, 0))
+        self._fill_ids(out["token_ids"])
+        _put(out["query_starts"], self.query_starts, pad=num)
+        _put(out["kv_lens"], self.kv_lens)
+        _put(out["logit_rows"], self.query_starts[1:][self.sampled] - 1)
+        _put(out["output_rows"], self.output_rows)
+        _put(out["counter"], self.kv_lens[self.sampled])
+        _put(out["top_k"], rows.top_k[self.output_rows])
+        _put(out["seed"], rows.seed[self.output_rows].reshape(-1))
+        _put(out["temperature"].view(np.float32), rows.temperature[self.output_rows])
+        _put(out["top_p"].view(np.float32), rows.top_p[self.output_rows], pad=1)
+        for g, table in enumerate(rows.tables):
+            _put(out[f"slots{g}"], table[row_T, positions // page] * page + positions % page, pad=-1)
+            blocks = out[f"block_table{g}"].reshape(key.seqs, key.blocks)
+            blocks[: len(self.rows)] = table[self.rows, : key.blocks]
+            blocks[len(self.rows) :] = 0
+
+    def _fill_ids(self, out: Ints) -> None:
+        out[:] = 0
+        for i in np.flatnonzero(self.starts < self._of.num_given[self.rows]):
+            ids = self._of.ids[self.rows[i]][self.starts[i] : self.kv_lens[i]]
+            out[self.query_starts[i] : self.query_starts[i] + len(ids)] = ids
+
+
+def _put(out: npt.NDArray[np.generic], values: npt.NDArray[np.generic], pad: int = 0) -> None:
+    out[: len(values)] = values
+    out[len(values) :] = pad

@@ -1,0 +1,34 @@
+"""The process of one rank above 0 (`python -m core.engine.rank`): see `core.engine.ranks`."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from core.engine.build import assemble, open_runner
+from core.engine.ranks import Joining, join, read
+from core.engine.step import StepPlan
+from core.errors import CoreError
+
+
+def main() -> int:
+    """Load this rank's share, then run plans until the input ends."""
+    first = read(sys.stdin.buffer)
+    if first is None:
+        return 0
+    joining = msgspec.msgpack.decode(first, type=Joining)
+    config = joining.config
+    try:
+        runner = open_runner(assemble(config, join(config, joining.rank, joining.port)), config)
+    except CoreError as error:
+        sys.stderr.write(f"rank {joining.rank}: error: {error}\n")
+        return 2
+    plans = msgspec.msgpack.Decoder(StepPlan)
+    while (raw := read(sys.stdin.buffer)) is not None:
+        runner.launch(plans.decode(raw)).output()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""From logits to token ids.
+
+How it works. Every row is on its own: its ids depend on its logits, its parameters, its seed and its counter, not
+on what else is in the batch, nor on `top_k_max`. Tokens are ranked by unique integer keys made of logit and id,
+so ties are exact. The draw goes through the vocabulary in order, over the tokens kept. Totals are the last entry
+of a cumulative sum: unlike a sum in blocks, its bits do not depend on zeros in between.
+
+Legend: L logit rows, V vocabulary, H ids of history, S sequences, K drafts.
+"""
+
+import torch
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+_ID_BITS = 32
+
+
+def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10: four random words from a counter of four words and a key of two; words are int64 in [0, 2^32).
+
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", doi 10.1145/2063384.2063405.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _multiply(x: torch.Tensor, by: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low word of a product of 32-bit words; in halves of x, as 64 signed bits would overflow."""
+    low = (x & 0xFFFF) * by
+    high = (x >> 16) * by + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def uniform(seed: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
+    """One float32 in [0, 1 - 2^-24] for every row; seed [L, 2] int32, counter [L] int32."""
+    words = seed.long() & _WORD
+    zero = torch.zeros_like(words[:, 0])
+    first = philox((counter.long() & _WORD, zero, zero, zero), (words[:, 0], words[:, 1]))[0]
+    return (first >> 8).float() * 2.0**-24
+
+
+def order_keys(logits: torch.Tensor) -> torch.Tensor:
+    """int64 keys [L, V], all different in a row: greater where the logit is greater, or as great and the id lower.
+
+    Logits are float32 and not NaN. The key's low 32 bits are V - 1 - id.
+    """
+    size = logits.shape[-1]
+    bits = (logits + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+    # Floats order like sign and magnitude: flip the magnitude of the negative ones.
+    rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    return (rank << _ID_BITS) + torch.arange(size - 1, -1, -1, device=logits.device)
+
+
+def key_ids(keys: torch.Tensor, size: int) -> torch.Tensor:
+    """The ids, int64, in keys made of rows of `size` logits."""
+    return size - 1 - (keys & _WORD)
+
+
+def weigh(logits: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Probabilities, up to their sum: exp((logits - top) / temperature), float32; rows with temperature 0 undefined."""
+    return torch.exp((logits - top[:, None]) / temperature[:, None])
+
+
+def _keep(
+    logits: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, top_k_max: int
+) -> torch.Tensor:
+    """Which tokens may be drawn, bool [L, V]: the k likeliest; of these, the fewest likeliest with top_p of the sum."""
+    size = logits.shape[-1]
+    keys = order_keys(logits)
+    ranked = keys.topk(min(top_k_max, size), -1)[0] if top_k_max else keys.sort(-1, descending=True)[0]
+    limited = (top_k > 0) & (top_k < size)
+    num_kept = torch.where(limited, top_k, ranked.shape[1]).clamp(max=ranked.shape[1]).long()
+    keep = ~limited[:, None] | (keys >= ranked.gather(1, num_kept[:, None] - 1))
+
+    total = weights.where(keep, 0).cumsum(-1)[:, -1:]
+    ranked_weights = weights.gather(1, key_ids(ranked, size))
+    missing = ranked_weights.cumsum(-1) < top_p[:, None] * total
+    num_likeliest = torch.minimum(missing.sum(-1) + 1, num_kept)
+    # top_p 1 keeps everything; in float32, the sum may be reached before the last token.
+    return keep & ((top_p >= 1)[:, None] | (keys >= ranked.gather(1, num_likeliest[:, None] - 1)))
+
+
+def _draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """The first token, [L], at which the sum of weights [L, V] exceeds u [L] of the total."""
+    reached = weights.cumsum(-1)
+    ids = torch.arange(weights.shape[-1], device=weights.device)
+    # Only tokens that have weight: where sums are made in parallel, they may grow at a token without.
+    over = (weights > 0) & (reached > u[:, None] * reached[:, -1:])
+    last = torch.where(weights > 0, ids, 0).amax(-1)
+    return torch.minimum(torch.where(over, ids, weights.shape[-1]).amin(-1), last)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seed: torch.Tensor,
+    counter: torch.Tensor,
+    *,
+    greedy: bool,
+    top_k_max: int,
+) -> torch.Tensor:
+    """An id for every row: [L] int32.
+
+    logits [L, V]; temperature [L] float32, 0 means greedy; top_k [L] int32, 0 and -1 mean all; top_p [L] float32
+    in (0, 1]; seed [L, 2] int32, two halves of 64 bits; counter [L] int32, different for every draw of a seed.
+
+    greedy      every row is greedy
+    top_k_max   every row that limits has 0 < top_k <= top_k_max; or 0: no such promise, and rows are sorted whole
+
+    Greedy takes the likeliest token, of equals the lowest id. Else: temperature, then top_k, then top_p on the
+    renormalised rest, ranking by (logit descending, id ascending); then one draw. A row without a finite maximum
+    (NaN, infinity, everything masked) gives -1.
+    """
+    top, best = logits.max(-1)
+    if not greedy:
+        wide = logits.float()
+        weights = weigh(wide, top.float(), temperature)
+        weights = weights.where(_keep(wide, weights, top_k, top_p, top_k_max), 0)
+        best = torch.where(temperature > 0, _draw(weights, uniform(seed, counter)), best)
+    return torch.where(torch.isfinite(top), best, -1).int()
+
+
+def penalize(
+    logits: torch.Tensor,
+    history: torch.Tensor,
+    num_prompt: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+) -> torch.Tensor:
+    """Logits [L, V] in float32, lowered for tokens that were there before.
+
+    history [L, H] int32 holds the prompt, then the output, then -1; num_prompt [L] int32. repetition [L] divides
+    positive logits and multiplies others, for tokens of prompt or output; frequency [L] is subtracted for every
+    time, presence [L] once, for tokens of the output.
+    Source: Keskar et al. 2019, arXiv:1909.05858 (repetition, as in transformers); OpenAI's API reference (others).
+    """
+    size = logits.shape[-1]
+    ids = torch.where(history >= 0, history, size).long()
+    is_output = torch.arange(history.shape[1], device=history.device) >= num_prompt[:, None]
+    empty = torch.zeros((logits.shape[0], size + 1), device=logits.device)
+    seen = empty.scatter_add(1, ids, torch.ones_like(ids, dtype=torch.float32))[:, :size]
+    counts = empty.scatter_add(1, ids, is_output.float())[:, :size]
+    wide = logits.float()
+    repeated = torch.where(wide > 0, wide / repetition[:, None], wide * repetition[:, None])
+    wide = torch.where(seen > 0, repeated, wide)
+    return wide - frequency[:, None] * counts - presence[:, None] * (counts > 0)
+
+
+def apply_mask(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Logits [L, V], -inf where the bit is 0: bit i of word w of mask [L, ceil(V / 32)] int32 is for id 32 w + i."""
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    allowed = (mask[:, ids // 32] >> (ids % 32)) & 1
+    return logits.masked_fill(allowed == 0, float("-inf"))
+
+
+def logprobs_topk(
+    logits: torch.Tensor, ids: torch.Tensor, *, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of ids [L]: logprob [L] float32 and rank [L] int32; of the k likeliest: logprobs [L, k], ids [L, k] int32.
+
+    rank is 1 + the number of tokens with a greater logit. The likeliest are in order, equals by id.
+    """
+    wide = logits.float()
+    logprobs = torch.log_softmax(wide, -1)
+    chosen = ids.long()[:, None]
+    rank = (wide > wide.gather(1, chosen)).sum(-1) + 1
+    top_ids = key_ids(order_keys(wide).topk(k, -1)[0], wide.shape[-1])
+    return logprobs.gather(1, chosen)[:, 0], rank.int(), logprobs.gather(1, top_ids), top_ids.int()
+
+
+def spec_verify(draft_ids: torch.Tensor, sampled_ids: torch.Tensor) -> torch.Tensor:
+    """How many drafts [S, K] (-1 pads) agree with the ids sampled [S, K + 1], from the left: [S] int32."""
+    agree = (draft_ids == sampled_ids[:, :-1]) & (draft_ids >= 0)
+    return agree.int().cumprod(-1).sum(-1).int()

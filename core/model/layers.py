@@ -1,0 +1,281 @@
+"""Layers that families are composed of.
+
+A layer declares its parameters and binds its kernels when it is built; running it is calls of bound kernels with views
+between them, and nothing else. Weights are an argument (`w`, by parameter name), so a step is a function of its inputs.
+
+Legend: T tokens, S sequences, L logit rows, B blocks, H heads, D head size, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from core.kv.groups import KVGroup
+from core.model.spec import Shard
+from core.plugin.facts import Need
+
+if TYPE_CHECKING:  # families are looked up in processes that never load torch
+    import torch
+
+    from core.kernels.bind import KernelSet
+    from core.kernels.table import Kernel
+
+Weights = Mapping[str, Any]
+Planes: TypeAlias = "tuple[torch.Tensor, ...]"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One checkpoint tensor, and the axis along which ranks share it (None: every rank has all of it)."""
+
+    name: str
+    axis: int | None = None
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of this rank.
+
+    shape    on this rank; rows past the end of the sources are zero
+    sources  joined along axis 0
+    packed   handed to `pack_weight` after loading
+    make     computes it instead of reading it
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...] = ()
+    packed: bool = False
+    make: Callable[[], torch.Tensor] | None = None
+
+
+@dataclass
+class Builder:
+    """What layers are built with: kernels to bind, the rank's shard, and where parameters are declared."""
+
+    kernels: KernelSet
+    shard: Shard
+    dtype: str
+    page_tokens: int
+    max_len: int
+    process_group: Any = None
+    params: dict[str, Param] = field(default_factory=dict)
+
+    def param(self, param: Param) -> str:
+        assert param.name not in self.params, param.name
+        self.params[param.name] = param
+        return param.name
+
+    def need(self, **more: Any) -> Need:
+        return Need(dtype=self.dtype, **more)
+
+    def split(self, count: int) -> int:
+        """This rank's share of something that divides evenly; `resolve` has checked that it does."""
+        assert count % self.shard.size == 0, (count, self.shard)
+        return count // self.shard.size
+
+
+class StepView(Protocol):
+    """What a model reads of a step (`core.engine.pack.StepInput`)."""
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+    @property
+    def logit_rows(self) -> torch.Tensor: ...
+    @property
+    def slots(self) -> Sequence[torch.Tensor]: ...
+
+
+class Model(Protocol):
+    """What a family's `build` returns.
+
+    `plans` has the attention plan of each KV group; `kv` the planes of each layer, per group. Returns the logits of
+    the step's logit rows, the normed hidden states of those rows, and the KV planes after the step.
+    """
+
+    def __call__(
+        self, w: Weights, ids_T: torch.Tensor, step: StepView, plans: Sequence[Any], kv: list[list[Planes]]
+    ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]: ...
+
+
+class Linear:
+    """y = x W^T + b. `rows`: ranks share the output; `columns`: ranks share the input and sum their results."""
+
+    def __init__(
+        self,
+        b: Builder,
+        name: str,
+        sources: Sequence[str],
+        n: int,
+        k: int,
+        *,
+        split: str | None = None,
+        bias: bool = False,
+    ) -> None:
+        axis = {None: None, "rows": 0, "columns": 1}[split]
+        n_here = b.split(n) if split == "rows" else n
+        k_here = b.split(k) if split == "columns" else k
+        weights = tuple(Source(f"{s}.weight", axis) for s in sources)
+        self.weight = b.param(Param(f"{name}.weight", (n_here, k_here), weights, packed=True))
+        self.bias = None
+        if bias:
+            # A sum over ranks must count the bias once, so with `columns` only rank 0 has it.
+            biases = tuple(Source(f"{s}.bias", 0 if split == "rows" else None) for s in sources)
+            if split != "columns" or b.shard.rank == 0:
+                self.bias = b.param(Param(f"{name}.bias", (n_here,), biases))
+        self._linear = b.kernels.bind("linear", b.need(n=n_here, k=k_here, scheme="dense"))
+        self._reduce = _all_reduce(b) if split == "columns" else None
+
+    def __call__(self, w: Weights, x_TK: torch.Tensor) -> torch.Tensor:
+        y_TN: torch.Tensor = self._linear(x_TK, w[self.weight], w[self.bias] if self.bias else None)
+        return self._reduce(y_TN) if self._reduce else y_TN
+
+
+def _all_reduce(b: Builder) -> Kernel | None:
+    return b.kernels.bind("all_reduce", b.need(), group=b.process_group) if b.shard.size > 1 else None
+
+
+class Embedding:
+    """Rows of a table by token id; ranks share the rows."""
+
+    def __init__(self, b: Builder, name: str, source: str, vocab: int, hidden: int) -> None:
+        rows = -(-vocab // b.shard.size)
+        self.table = b.param(Param(name, (rows, hidden), (Source(source, 0),)))
+        self._embed = b.kernels.bind("embed", b.need(), first=b.shard.rank * rows)
+        self._reduce = _all_reduce(b)
+
+    def __call__(self, w: Weights, ids_T: torch.Tensor) -> torch.Tensor:
+        x_TE: torch.Tensor = self._embed(ids_T, w[self.table])
+        return self._reduce(x_TE) if self._reduce else x_TE
+
+
+class Head:
+    """Logits over the whole vocabulary; ranks share the rows. `source` may be the embedding's (tied weights)."""
+
+    def __init__(self, b: Builder, name: str, source: str, vocab: int, hidden: int) -> None:
+        rows = -(-vocab // b.shard.size)
+        self.weight = b.param(Param(name, (rows, hidden), (Source(source, 0),), packed=True))
+        self.vocab = vocab
+        self._linear = b.kernels.bind("linear", b.need(n=rows, k=hidden, scheme="dense"))
+        self._gather = None
+        if b.shard.size > 1:
+            self._gather = b.kernels.bind("all_gather", b.need(), group=b.process_group)
+
+    def __call__(self, w: Weights, x_LE: torch.Tensor) -> torch.Tensor:
+        logits_LV: torch.Tensor = self._linear(x_LE, w[self.weight], None)
+        if self._gather:
+            logits_LV = self._gather(logits_LV.t()).t()
+        return logits_LV[:, : self.vocab]
+
+
+class RMSNorm:
+    """x / rms(x) * weight, alone or after adding to the residual."""
+
+    def __init__(self, b: Builder, name: str, source: str, size: int, eps: float) -> None:
+        self.weight = b.param(Param(name, (size,), (Source(source),)))
+        self._norm = b.kernels.bind("rms_norm", b.need(k=size), eps=eps)
+        self._add_norm = b.kernels.bind("add_rms_norm", b.need(k=size), eps=eps)
+
+    def __call__(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._norm(x, w[self.weight])
+        return y
+
+    def add(self, w: Weights, x_TE: torch.Tensor, residual_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual)."""
+        y_TE, sum_TE = self._add_norm(x_TE, residual_TE, w[self.weight])
+        return y_TE, sum_TE
+
+
+class Rope:
+    """The cosines and sines of a step's positions, once per step; layers then turn their heads with them."""
+
+    def __init__(self, b: Builder, name: str, table: Callable[[], torch.Tensor], size: int) -> None:
+        self.table = b.param(Param(name, (b.max_len, size), make=table))
+        self._rows = b.kernels.bind("gather_rows", b.need())
+        self.turn = b.kernels.bind("rope", b.need(head_size=size))
+
+    def __call__(self, w: Weights, positions_T: torch.Tensor) -> torch.Tensor:
+        cos_sin_TF: torch.Tensor = self._rows(w[self.table], positions_T)
+        return cos_sin_TF
+
+
+class Attention:
+    """Queries over everything the sequence has cached, the step's own tokens included."""
+
+    def __init__(
+        self,
+        b: Builder,
+        name: str,
+        source: str,
+        group: KVGroup,
+        *,
+        hidden: int,
+        num_heads: int,
+        scale: float,
+        bias: bool = False,
+        out_bias: bool = False,
+    ) -> None:
+        self.size = group.head_size
+        self.heads, self.kv_heads = b.split(num_heads), b.split(group.num_kv_heads)
+        width = (num_heads + 2 * group.num_kv_heads) * self.size
+        parts = [f"{source}.{part}_proj" for part in "qkv"]
+        self.qkv = Linear(b, f"{name}.qkv", parts, width, hidden, split="rows", bias=bias)
+        self.out = Linear(
+            b, f"{name}.out", [f"{source}.o_proj"], hidden, num_heads * self.size, split="columns", bias=out_bias
+        )
+        need = b.need(head_size=self.size, page_tokens=b.page_tokens)
+        self._write = b.kernels.bind("kv_write", need, page_tokens=b.page_tokens)
+        self._attend = b.kernels.bind(
+            "attn_paged",
+            need,
+            scale=scale,
+            page_tokens=b.page_tokens,
+            window=group.retain,
+            softcap=None,
+            want_lse=False,
+        )
+
+    def __call__(
+        self,
+        w: Weights,
+        x_TE: torch.Tensor,
+        cos_sin_TF: torch.Tensor,
+        turn: Kernel,
+        slots_T: torch.Tensor,
+        plan: Any,
+        planes: Planes,
+    ) -> tuple[torch.Tensor, Planes]:
+        T, H, K = x_TE.shape[0], self.heads, self.kv_heads
+        qkv_THD = self.qkv(w, x_TE).view(T, H + 2 * K, self.size)
+        qk_THD = turn(qkv_THD[:, : H + K], cos_sin_TF)
+        planes = self._write(qk_THD[:, H:], qkv_THD[:, H + K :], planes, slots_T)
+        o_THD = self._attend(qk_THD[:, :H], planes, plan)
+        return self.out(w, o_THD.view(T, H * self.size)), planes
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(
+        self, b: Builder, name: str, source: str, *, hidden: int, inner: int, act: str, bias: bool = False
+    ) -> None:
+        parts = [f"{source}.gate_proj", f"{source}.up_proj"]
+        self.gate_up = Linear(b, f"{name}.gate_up", parts, 2 * inner, hidden, split="rows", bias=bias)
+        self.down = Linear(b, f"{name}.down", [f"{source}.down_proj"], hidden, inner, split="columns", bias=bias)
+        self._act_mul = b.kernels.bind("act_mul", b.need(), act=act)
+
+    def __call__(self, w: Weights, x_TE: torch.Tensor) -> torch.Tensor:
+        return self.down(w, self._act_mul(self.gate_up(w, x_TE)))
+
+
+class LogitRows:
+    """The rows of hidden states that logits are wanted of; taken before the last norm, so that it norms only those."""
+
+    def __init__(self, b: Builder) -> None:
+        self._rows = b.kernels.bind("gather_rows", b.need())
+
+    def __call__(self, x_TE: torch.Tensor, rows_L: torch.Tensor) -> torch.Tensor:
+        x_LE: torch.Tensor = self._rows(x_TE, rows_L)
+        return x_LE

@@ -1,0 +1,169 @@
+"""Finding plugins, and choosing the device.
+
+Every installed plugin is imported and probed, and each reason why one cannot serve is kept: a plugin that fails is
+shown by `core devices`, and stops the process only when it was asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from core.errors import ConfigError, PluginError
+from core.model.spec import ModelSpec, WeightsPackage
+from core.plugin import hooks, patches
+from core.plugin.device import Device
+from core.plugin.facts import DeviceFacts, Unavailable
+
+DEVICES = "core.devices"
+MODELS = "core.models"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One device plugin as found: its facts, or why it cannot serve."""
+
+    name: str
+    distribution: str
+    facts: DeviceFacts | Unavailable
+    plugin: ModuleType | None = None
+    device: Device | None = None
+    notes: tuple[str, ...] = ()
+
+    def kernels(self) -> list[Any]:
+        """The plugin's implementations. Imports its kernel library."""
+        assert self.plugin is not None
+        found = _hooks(self.name, self.plugin).hook.core_kernels(facts=self.facts)
+        return [implementation for group in found for implementation in group]
+
+
+def discover() -> list[Candidate]:
+    """Import and probe every device plugin. Never raises for a plugin that fails."""
+    return [_probe(point) for point in _points(DEVICES)]
+
+
+def choose(candidates: Iterable[Candidate], asked: str | None) -> Candidate:
+    """The device to use.
+
+    Asked for by name: that one. Else the one accelerator that is there, else the host processor.
+
+    Raises: ConfigError when there is none or more than one; PluginError when the one asked for is broken.
+    """
+    found = list(candidates)
+    if asked is not None:
+        return _by_name(found, asked)
+    live = [c for c in found if isinstance(c.facts, DeviceFacts) and c.facts.implicit]
+    claimed = {kind for c in live if isinstance(c.facts, DeviceFacts) for kind in c.facts.claims}
+    accelerators = [c for c in live if _facts(c).accelerator and c.name not in claimed]
+    if len(accelerators) > 1:
+        names = " and ".join(c.name for c in accelerators)
+        raise ConfigError(f"devices {names} are both here: choose with --device {accelerators[0].name}, for example")
+    usable = accelerators or [c for c in live if not _facts(c).accelerator]
+    if not usable:
+        reasons = "; ".join(f"{c.name}: {c.facts.reason}" for c in found if isinstance(c.facts, Unavailable))
+        raise ConfigError(f"no device is available: {reasons or 'no device plugin is installed; install core[cpu]'}")
+    return usable[0]
+
+
+def _facts(candidate: Candidate) -> DeviceFacts:
+    assert isinstance(candidate.facts, DeviceFacts)
+    return candidate.facts
+
+
+def _by_name(found: list[Candidate], asked: str) -> Candidate:
+    for candidate in found:
+        if candidate.name == asked:
+            if isinstance(candidate.facts, Unavailable):
+                raise PluginError(f"device {asked} cannot be used: {candidate.facts.reason}")
+            return candidate
+    names = ", ".join(c.name for c in found)
+    raise ConfigError(f"device {asked} is not known: choose among {names}, or install the plugin that provides it")
+
+
+def _points(group: str) -> list[metadata.EntryPoint]:
+    return sorted(metadata.entry_points(group=group), key=lambda point: point.name)
+
+
+def _probe(point: metadata.EntryPoint) -> Candidate:
+    distribution = point.dist.name if point.dist else "?"
+    try:
+        plugin, notes = _load(point)
+        device = _hooks(point.name, plugin).hook.core_device()
+        if not isinstance(device, Device):
+            raise PluginError(f"plugin {point.name} has no core_device hook that returns a Device")
+        facts = device.probe()
+    except Exception as error:  # noqa: BLE001  a plugin may fail in any way; the reason is kept and shown
+        reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        return Candidate(point.name, distribution, Unavailable(reason.splitlines()[0]))
+    if isinstance(facts, DeviceFacts) and facts.name != point.name:
+        reason = f"its entry point is named {point.name} and its facts say {facts.name}: make them agree"
+        return Candidate(point.name, distribution, Unavailable(reason))
+    return Candidate(point.name, distribution, facts, plugin, device, tuple(notes))
+
+
+def _load(point: metadata.EntryPoint) -> tuple[ModuleType, list[str]]:
+    """Import a plugin under the patch rule and check its API version."""
+    import torch  # noqa: F401  loaded first, so that what a plugin changes in it is seen
+
+    before = patches.snapshot()
+    plugin = point.load()
+    if not isinstance(plugin, ModuleType):
+        raise PluginError(f"entry point {point.name} names {point.value}: it must name a module")
+    check_api(point.name, getattr(plugin, "API", None))
+    return plugin, patches.check(before, point.name, plugin, None)
+
+
+def check_api(name: str, api: object) -> None:
+    """Raises PluginError when a plugin was written for a contract that this core does not speak."""
+    match api:
+        case (int(major), int(_)):
+            pass
+        case _:
+            raise PluginError(f"plugin {name} declares API = {api!r}: it must be (major, minor), such as {hooks.API}")
+    if major not in (hooks.API[0], hooks.API[0] - 1):
+        remedy = "update core" if major > hooks.API[0] else "update the plugin"
+        raise PluginError(f"plugin {name} was written for API {major}, and this core speaks {hooks.API[0]}: {remedy}")
+
+
+def _hooks(name: str, plugin: ModuleType) -> pluggy.PluginManager:
+    """A plugin's hooks, alone. Unknown hooks and wrong arguments are errors."""
+    hub = pluggy.PluginManager("core")
+    hub.add_hookspecs(hooks)
+    try:
+        hub.register(plugin, name)
+        hub.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(f"plugin {name}: {error}") from error
+    return hub
+
+
+def _model_plugins() -> list[pluggy.PluginManager]:
+    loaded = []
+    for point in _points(MODELS):
+        plugin = point.load()
+        check_api(point.name, getattr(plugin, "API", None))
+        loaded.append(_hooks(point.name, plugin))
+    return loaded
+
+
+def model_specs() -> dict[str, ModelSpec]:
+    """Architecture -> family, of every installed model plugin. Raises PluginError when two claim the same one."""
+    specs: dict[str, ModelSpec] = {}
+    for hub in _model_plugins():
+        for group in hub.hook.core_models():
+            for spec in group:
+                for architecture in spec.architectures:
+                    if architecture in specs:
+                        raise PluginError(f"architecture {architecture} is described twice: remove one of the plugins")
+                    specs[architecture] = spec
+    return specs
+
+
+def weights_packages() -> list[WeightsPackage]:
+    """Every known alias of an installed weights package."""
+    return [package for hub in _model_plugins() for group in hub.hook.core_weights() for package in group]

@@ -1,0 +1,50 @@
+"""The command `core`. Every error that core raises on purpose becomes one line on stderr and exit code 2."""
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from core.errors import CoreError
+from server.commands import bench, chat, convert, devices, generate, plan, serve
+
+app = typer.Typer(
+    name="core",
+    help="Serve and run large language models on any device that has a plugin.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("devices")(devices.devices)
+app.command("plan")(plan.plan)
+app.command("convert")(convert.convert)
+app.add_typer(bench.app, name="bench")
+
+UsageProblem = typer.BadParameter.__mro__[2]
+"""What the command line parser raises for any wrong use."""
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    try:
+        code = app(standalone_mode=False)
+    except CoreError as error:
+        code = fail(str(error))
+    except UsageProblem as error:
+        code = fail(f"{error.format_message()} (see core --help)")
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code or 0)
+
+
+def fail(message: str) -> int:
+    """Say what is wrong, in one line. Returns the exit code."""
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

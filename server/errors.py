@@ -1,0 +1,69 @@
+"""Errors as OpenAI clients expect them: an HTTP status and `{"error": {message, type, param, code}}`.
+
+RequestError 400 (never 422) · unknown model 404 · CapacityError 429, or 503 when nothing more is taken ·
+DeviceError 500, or 503 when the engine is not running.
+"""
+
+import math
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from core.errors import CapacityError, CoreError, DeviceError, RequestError
+from server.responses import ErrorBody, ErrorDetail, encode
+
+
+class UnknownModelError(RequestError):
+    """The request names a model that is not served here."""
+
+    def __init__(self, asked: str, served: tuple[str, ...]) -> None:
+        super().__init__(f"the model {asked!r} is not served here; served: {', '.join(served)}", "model")
+
+
+class EngineDownError(DeviceError):
+    """The engine process is not running."""
+
+
+def status_of(error: CoreError) -> int:
+    """The HTTP status that says what kind of error this is."""
+    match error:
+        case UnknownModelError():
+            return 404
+        case RequestError():
+            return 400
+        case CapacityError(retry_after_s=None) | EngineDownError():
+            return 503
+        case CapacityError():
+            return 429
+    return 500
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
+    """The JSON of one error."""
+    kinds = {429: "rate_limit_error", 503: "service_unavailable_error"}
+    kind = "invalid_request_error" if 400 <= status < 429 else kinds.get(status, "server_error")
+    return encode(ErrorBody(ErrorDetail(message, kind, param, code)))
+
+
+def core_error_body(error: CoreError) -> bytes:
+    """The JSON of an error raised by core."""
+    codes: list[tuple[type[CoreError], str]] = [
+        (UnknownModelError, "model_not_found"),
+        (EngineDownError, "engine_not_running"),
+        (CapacityError, "no_capacity"),
+    ]
+    code = next((code for kind, code in codes if isinstance(error, kind)), None)
+    param = error.param if isinstance(error, RequestError) else None
+    return error_body(status_of(error), str(error), param, code)
+
+
+def core_error_response(error: CoreError) -> Response:
+    """The whole response, known before anything was sent."""
+    headers = {}
+    if isinstance(error, CapacityError) and error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return json_response(core_error_body(error), status_of(error), headers)
+
+
+def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")

@@ -1,0 +1,141 @@
+"""Running a client's requests in the engine, and stopping them when nobody waits for them any more.
+
+One client request is one engine request for each choice. Owns: their merged output in order of arrival, the
+token counts, and aborting whatever has not finished when the reader stops reading.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from starlette.types import Receive
+
+from core.engine.output import Delta, TextOutput
+from core.errors import DeviceError
+from core.request import Request, SamplingParams, SequenceOutput
+from server.errors import EngineDownError
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """What the server needs of `core.engine.client.EngineClient`."""
+
+    def add(self, request: Request) -> AsyncIterator[SequenceOutput]: ...
+    def abort(self, request_id: str) -> None: ...
+    def healthy(self) -> str | None: ...
+
+
+class ClientGoneError(Exception):
+    """The client hung up: there is nobody to answer."""
+
+
+@dataclass
+class Counts:
+    """Tokens of one client request, over all its choices."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Generation:
+    """All choices of one client request. Iterate `deltas` once; close it to abort.
+
+    tokenizer   turns ids into text, see `core.engine.output`
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._requests = requests
+        self._sampling = sampling
+        self.counts = Counts(prompt=sum(len(request.prompt_ids) for request in requests))
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+        """(index of the choice, what one step added to it), until every choice has finished.
+
+        Raises: CapacityError, DeviceError, EngineDownError; then the other choices are aborted too.
+        """
+        if len(self._requests) == 1:
+            async with aclosing(self._choice(self._requests[0])) as choice:
+                async for delta in choice:
+                    yield 0, delta
+            return
+        async with aclosing(self._merged()) as merged:
+            async for item in merged:
+                yield item
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Delta]]:
+        ready: asyncio.Queue[tuple[int, Delta | asyncio.Task[None]]] = asyncio.Queue()
+
+        async def pump(index: int, request: Request) -> None:
+            async with aclosing(self._choice(request)) as choice:
+                async for delta in choice:
+                    ready.put_nowait((index, delta))
+
+        tasks = [asyncio.create_task(pump(i, request)) for i, request in enumerate(self._requests)]
+        for index, task in enumerate(tasks):
+            task.add_done_callback(lambda ended, index=index: ready.put_nowait((index, ended)))
+        try:
+            running = len(tasks)
+            while running:
+                index, item = await ready.get()
+                if isinstance(item, asyncio.Task):
+                    item.result()
+                    running -= 1
+                else:
+                    yield index, item
+        finally:
+            await _cancel(tasks)
+
+    async def _choice(self, request: Request) -> AsyncGenerator[Delta]:
+        text = TextOutput(self._tokenizer, self._sampling, request.prompt_ids)
+        cached = 0
+        finished = False
+        try:
+            async for output in self._engine.add(request):
+                finished = output.finish_reason is not None
+                if output.finish_reason == "error":
+                    raise DeviceError(output.error or "the engine could not finish this request")
+                self.counts.completion += len(output.new_ids)
+                self.counts.cached += max(0, output.num_cached - cached)
+                cached = max(cached, output.num_cached)
+                delta = text.push(output)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        except DeviceError as error:
+            finished = True
+            if self._engine.healthy() is None:
+                raise
+            raise EngineDownError(str(error)) from None
+        finally:
+            if not finished:
+                self._engine.abort(request.request_id)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client hangs up first. Raises: ClientGoneError."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        await _cancel([task, gone])
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,46 @@
+"""Real `core serve` processes, on free ports, shared by the tests of the server."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from processes import Server, serve
+
+
+@pytest.fixture(scope="session")
+def null_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """smollm2's tokenizer and template before a device whose next token is the last one plus 1."""
+    with serve(
+        tmp_path_factory.mktemp("null"),
+        "smollm2",
+        "--device",
+        "null",
+        "--served-model-name",
+        "smollm2",
+        "--served-model-name",
+        "other-name",
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cpu_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """smollm2 for real, one request at a time."""
+    with serve(tmp_path_factory.mktemp("cpu"), "--device", "cpu", "--max-num-seqs", "1") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Any:
+    """smollm2's files, as core opens them."""
+    from core.model.source import open_source
+    from core.plugin.loader import model_specs, weights_packages
+
+    return open_source("smollm2", weights_packages(), list(model_specs().values()))
+
+
+@pytest.fixture
+def counting(smollm2: Any) -> Callable[[int, int], str]:
+    """The text that the null device gives after token `last`: the `count` ids that follow it."""
+    tokenizer = smollm2.tokenizer()
+    return lambda last, count: tokenizer.decode(list(range(last + 1, last + 1 + count)))

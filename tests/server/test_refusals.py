@@ -1,0 +1,152 @@
+"""Nothing is ignored: every field that has no effect yet is refused by name, and every wrong value too."""
+
+from typing import Any
+
+import httpx
+import pytest
+from processes import Server
+
+LATER = {
+    "allowed_token_ids": [1], "audio": {"voice": "a"}, "bad_words": ["x"], "best_of": 2,
+    "chat_template": "{{ x }}", "chat_template_kwargs": {"a": 1}, "continue_final_message": True,
+    "add_generation_prompt": False, "documents": [{"text": "x"}], "echo": True, "frequency_penalty": 0.5,
+    "function_call": "auto", "functions": [{"name": "f"}], "include_reasoning": False,
+    "include_stop_str_in_output": True, "logit_bias": {"5": 1}, "logprobs": True, "metadata": {"a": "b"},
+    "min_p": 0.1, "min_tokens": 2, "modalities": ["audio"], "n": 2, "parallel_tool_calls": False,
+    "prediction": {"type": "content"}, "presence_penalty": -0.5, "prompt_cache_key": "k", "prompt_logprobs": 1,
+    "reasoning_effort": "low", "repetition_penalty": 1.1, "response_format": {"type": "json_object"},
+    "return_token_ids": True, "return_tokens_as_token_ids": True, "safety_identifier": "u", "service_tier": "flex",
+    "skip_special_tokens": False, "spaces_between_special_tokens": False, "store": True,
+    "structured_outputs": {"regex": "a"}, "suffix": "x", "tool_choice": "auto", "tools": [{"type": "function"}],
+    "top_logprobs": 1, "truncate_prompt_tokens": 5, "use_beam_search": True, "verbosity": "low",
+    "web_search_options": {},
+}  # fmt: skip
+
+WRONG = [
+    ("temperature", -0.1), ("temperature", "hot"), ("temperature", True), ("top_p", 0), ("top_p", 1.01),
+    ("top_k", -2), ("top_k", 10**6), ("top_k", 1.5), ("seed", -1), ("seed", 2**64), ("max_tokens", 0),
+    ("max_tokens", "5"), ("max_tokens", 10**9), ("stop", [""]), ("stop", ["x"] * 17), ("stop", 5),
+    ("stop_token_ids", [10**6]), ("stop_token_ids", [-1]), ("ignore_eos", "yes"), ("stream", "yes"),
+    ("stream_options", {"include_usage": True}), ("priority", "high"), ("cache_salt", 5), ("user", 5),
+]  # fmt: skip
+
+BODIES = {
+    "/v1/completions": {"model": "smollm2", "prompt": [5000], "max_tokens": 4},
+    "/v1/chat/completions": {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+}
+
+
+def refused(response: httpx.Response, param: str | None, *words: str) -> None:
+    """A 400 of the nested shape that names the field."""
+    assert response.status_code == 400, response.text
+    assert response.json().keys() == {"error"}
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    for word in words:
+        assert word in error["message"]
+
+
+def test_the_bodies_themselves_are_fine(null_server: Server) -> None:
+    for path, body in BODIES.items():
+        assert null_server.post(path, body).status_code == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("field", LATER)
+def test_later_fields(null_server: Server, path: str, field: str) -> None:
+    refused(null_server.post(path, BODIES[path] | {field: LATER[field]}), field, field, "leave it out")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_wrong_values(null_server: Server, path: str, field: str, value: Any) -> None:
+    param = None if field == "stream_options" else field
+    refused(null_server.post(path, BODIES[path] | {field: value}), param, field)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_unknown_fields(null_server: Server, path: str) -> None:
+    refused(null_server.post(path, BODIES[path] | {"bootstrap_host": "2.2.2.2"}), "bootstrap_host", "bootstrap_host")
+    assert null_server.post(path, BODIES[path]).status_code == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_unknown_stream_options(null_server: Server, path: str) -> None:
+    options = {"stream": True, "stream_options": {"include_obfuscation": True}}
+    refused(null_server.post(path, BODIES[path] | options), "stream_options", "include_obfuscation")
+    options = {"stream": True, "stream_options": {"every": 5}}
+    refused(null_server.post(path, BODIES[path] | options), "stream_options", "every")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("field", ["model", "prompt", "messages"])
+def test_missing_fields(null_server: Server, path: str, field: str) -> None:
+    body = {name: value for name, value in BODIES[path].items() if name != field}
+    if body == BODIES[path]:
+        assert null_server.post(path, body).status_code == 200
+    else:
+        refused(null_server.post(path, body), field, field, "missing")
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], "", [""], [5, "x"], [[5], "x", 3], 5, [1.5], [True], [10**6], [-1], [5000] * 9000, ["x"] * 257]
+)
+def test_wrong_prompts(null_server: Server, prompt: Any) -> None:
+    refused(null_server.post("/v1/completions", BODIES["/v1/completions"] | {"prompt": prompt}), "prompt")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "user", "content": 5}, "content"),
+        ({"content": "x"}, "role"),
+        ({"role": "wizard", "content": "x"}, "wizard"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "tool"),
+        ({"role": "user", "content": "x", "name": "Bob"}, "name"),
+        ({"role": "user", "content": "x", "colour": "red"}, "colour"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "image_url"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "text"),
+        ({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}, "text part"),
+        ({"role": "user", "content": ["x"]}, "parts"),
+        ("hello", "messages"),
+    ],
+)
+def test_wrong_messages(null_server: Server, message: Any, words: str) -> None:
+    body = BODIES["/v1/chat/completions"] | {"messages": [message]}
+    refused(null_server.post("/v1/chat/completions", body), "messages", words)
+
+
+def test_no_messages(null_server: Server) -> None:
+    body = BODIES["/v1/chat/completions"] | {"messages": []}
+    refused(null_server.post("/v1/chat/completions", body), "messages", "at least one")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+def test_too_long_names_the_true_limit(null_server: Server, path: str, stream: bool) -> None:
+    """A real status, even where a stream was asked for; what just fits is served."""
+    limit = null_server.get("/v1/models").json()["data"][0]["max_model_len"]
+    body = BODIES[path] | {"stream": stream, "max_tokens": limit + 1}
+    response = null_server.post(path, body)
+    refused(response, response.json()["error"]["param"], str(limit))
+    if path == "/v1/completions":
+        body = {"model": "smollm2", "prompt": [5000] * (limit + 1), "stream": stream}
+        refused(null_server.post(path, body), "prompt", str(limit))
+        body = {"model": "smollm2", "prompt": [5000] * (limit - 1), "max_tokens": 1}
+        assert null_server.post(path, body).status_code == 200
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"null", b"[]", b'"x"', b'{"model": NaN}', b"\xff\xfe", b"[" * 5000])
+def test_not_json(null_server: Server, raw: bytes) -> None:
+    for path in BODIES:
+        refused(httpx.post(f"{null_server.base_url}{path}", content=raw, timeout=10), None, "body")
+
+
+def test_a_body_without_end(null_server: Server) -> None:
+    raw = b'{"model": "' + b"x" * (33 * 2**20)
+    refused(httpx.post(f"{null_server.base_url}/v1/completions", content=raw, timeout=60), None, "33554432")
