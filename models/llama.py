@@ -16,6 +16,7 @@ from core.errors import ConfigError
 from core.kv.groups import KVGroup
 from core.model.gguf_source import unpermute_rope
 from core.model.layers import (
+    AddRMSNorm,
     Attention,
     Builder,
     Embedding,
@@ -79,8 +80,10 @@ class Layer:
     def __init__(self, b: Builder, config: LlamaConfig, index: int) -> None:
         name, source = f"layers.{index}", f"model.layers.{index}"
         group = config.kv_groups[0]
-        norm = partial(RMSNorm, b, size=config.hidden_size, eps=config.norm_eps)
-        self.attn_norm = norm(name=f"{name}.attn_norm", source=f"{source}.input_layernorm.weight")
+        norm = partial(AddRMSNorm, b, size=config.hidden_size, eps=config.norm_eps)
+        # The first layer's norm has nothing to add: it belongs to the model.
+        if index:
+            self.attn_norm = norm(name=f"{name}.attn_norm", source=f"{source}.input_layernorm.weight")
         self.mlp_norm = norm(name=f"{name}.mlp_norm", source=f"{source}.post_attention_layernorm.weight")
         self.attention = Attention(
             b,
@@ -106,9 +109,11 @@ class Llama:
         self.embed = Embedding(b, "embed", "model.embed_tokens.weight", vocab, size)
         table = partial(cos_sin_table, config.rope, b.max_len)
         self.rope = Rope(b, "rope", table, config.rope.dim)
+        first = "model.layers.0.input_layernorm.weight"
+        self.first_norm = RMSNorm(b, "layers.0.attn_norm", first, size, config.norm_eps)
         self.layers = [Layer(b, config, i) for i in range(config.num_layers)]
         self.rows = LogitRows(b)
-        self.norm = RMSNorm(b, "norm", "model.norm.weight", size, config.norm_eps)
+        self.norm = AddRMSNorm(b, "norm", "model.norm.weight", size, config.norm_eps)
         source = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
         self.head = Head(b, "head", source, vocab, size)
 
@@ -118,15 +123,15 @@ class Llama:
         sum_TE = self.embed(w, ids_T)
         cos_sin_TF = self.rope(w, step.positions)
         slots_T, plan, planes = step.slots[0], plans[0], list(kv[0])
-        x_TE = self.layers[0].attn_norm(w, sum_TE)
+        x_TE = self.first_norm(w, sum_TE)
         for i, layer in enumerate(self.layers):
             if i:
-                x_TE, sum_TE = layer.attn_norm.add(w, x_TE, sum_TE)
+                x_TE, sum_TE = layer.attn_norm(w, x_TE, sum_TE)
             x_TE, planes[i] = layer.attention(w, x_TE, cos_sin_TF, self.rope.turn, slots_T, plan, planes[i])
-            x_TE, sum_TE = layer.mlp_norm.add(w, x_TE, sum_TE)
+            x_TE, sum_TE = layer.mlp_norm(w, x_TE, sum_TE)
             x_TE = layer.mlp(w, x_TE)
         x_LE, sum_LE = self.rows(x_TE, step.logit_rows), self.rows(sum_TE, step.logit_rows)
-        hidden_LE, _ = self.norm.add(w, x_LE, sum_LE)
+        hidden_LE, _ = self.norm(w, x_LE, sum_LE)
         return self.head(w, hidden_LE), hidden_LE, [planes]
 
 

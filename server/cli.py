@@ -11,8 +11,8 @@ from server.commands import bench, chat, convert, devices, generate, plan, serve
 app = typer.Typer(
     name="core",
     help="Serve and run large language models on any device that has a plugin.",
-    no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
@@ -23,17 +23,14 @@ app.command("plan")(plan.plan)
 app.command("convert")(convert.convert)
 app.add_typer(bench.app, name="bench")
 
-UsageProblem = typer.BadParameter.__mro__[2]
-"""What the command line parser raises for any wrong use."""
-
 
 def main() -> NoReturn:
     """Entry point of the console script."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CoreError as error:
         code = fail(str(error))
-    except UsageProblem as error:
+    except typer.TyperException as error:
         code = fail(f"{error.format_message()} (see core --help)")
     except (KeyboardInterrupt, typer.Abort):
         code = 130

@@ -77,8 +77,8 @@ class Generation:
                     ready.put_nowait((index, delta))
 
         tasks = [asyncio.create_task(pump(i, request)) for i, request in enumerate(self._requests)]
-        for index, task in enumerate(tasks):
-            task.add_done_callback(lambda ended, index=index: ready.put_nowait((index, ended)))
+        for task in tasks:
+            task.add_done_callback(lambda ended: ready.put_nowait((0, ended)))
         try:
             running = len(tasks)
             while running:

@@ -62,7 +62,7 @@ class Reply(msgspec.Struct):
     created: int
     model: str
     choices: list[Any]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class ModelCard(msgspec.Struct):

@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from core.engine.llm import LLM
 
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.request import SamplingParams
+from server.show import open_llm
 
 
 class CoreRunner:
@@ -19,8 +19,7 @@ class CoreRunner:
     name = "core"
 
     def __init__(self, config: EngineConfig) -> None:
-        asked = msgspec.structs.asdict(config) | {"enable_prefix_caching": False}
-        self.llm = LLM(**asked)
+        self.llm = open_llm(msgspec.structs.replace(config, enable_prefix_caching=False))
         self.dtype = self.llm.plan.dtype
         self.versions = f"core {version('core')}, torch {version('torch')}"
 
@@ -52,7 +51,7 @@ class TransformersRunner:
         except ImportError as error:
             raise ConfigError(f"--peer transformers needs {error.name}: pip install transformers") from None
         self._torch = torch
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         self.versions = f"transformers {version('transformers')}, torch {version('torch')}"
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> None:

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from core.engine.llm import LLM
 
 out = Console()
 log = Console(stderr=True)
@@ -53,3 +57,11 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=log, transient=True, disable=not log.is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def open_llm(config: "EngineConfig") -> "LLM":
+    """The engine in this process, with a bar while it loads. Raises: ConfigError, PluginError."""
+    from core.engine.llm import LLM
+
+    with progress(f"Loading {config.model}") as done:
+        return LLM(**msgspec.structs.asdict(config), progress=done)

@@ -36,8 +36,8 @@ class ChatFormat:
     chunk = "chat.completion.chunk"
 
     @staticmethod
-    def first(index: int) -> ChatChoice:
-        return ChatChoice(index, delta=ChatMessage("assistant", ""))
+    def opening(index: int) -> list[ChatChoice]:
+        return [ChatChoice(index, delta=ChatMessage("assistant", ""))]
 
     @staticmethod
     def piece(index: int, delta: Delta) -> ChatChoice:
@@ -57,8 +57,8 @@ class TextFormat:
     chunk = "text_completion"
 
     @staticmethod
-    def first(index: int) -> None:
-        return None
+    def opening(index: int) -> list[TextChoice]:
+        return []
 
     @staticmethod
     def piece(index: int, delta: Delta) -> TextChoice:
@@ -116,7 +116,7 @@ class Answer:
 
     def _events_of(self, index: int, delta: Delta, options: StreamOptions, first: bool) -> bytes:
         """Events for one step of one choice: none where a step gave no text (yet)."""
-        choices = [self._shape.first(index)] if first and self._shape.first(index) else []
+        choices: list[Any] = [*self._shape.opening(index)] if first else []
         if delta.text or delta.finish_reason or (first and not choices):
             choices.append(self._shape.piece(index, delta))
         counts = self._usage() if options.continuous_usage_stats else None

@@ -7,6 +7,7 @@ fails ends the requests in it and no others.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 
 from core.config import EngineConfig, cache_identity
@@ -19,6 +20,8 @@ from core.kv.cache import KVCache
 from core.kv.prefix import spec_digest
 from core.model.load import Progress
 from core.request import Request, SequenceOutput
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -42,7 +45,6 @@ class Engine:
             spec=self._spec,
         )
         self.vocab_size = vocab_size
-        self.failure: str | None = None
 
     @property
     def executor(self) -> Executor:
@@ -82,8 +84,8 @@ class Engine:
         except Exception as error:  # noqa: BLE001  the one place where a fault of any kernel is contained
             self._executor.drop()
             message = str(error) if isinstance(error, CoreError) else f"{type(error).__name__}: {error}"
-            self.failure = f"a step failed: {message.splitlines()[0] if message else 'no message'}"
-            return self.scheduler.fail(self.failure)
+            _log.exception("a step failed; the requests in it end with an error")
+            return self.scheduler.fail(f"a step failed: {message}")
 
     def _turn(self, beat: Callable[[], None] | None) -> list[SequenceOutput]:
         scheduler = self.scheduler
@@ -95,6 +97,10 @@ class Engine:
         if not scheduler.num_in_flight:
             return []
         return scheduler.update(self._executor.collect(beat))
+
+    def check(self) -> None:
+        """Raises: DeviceError when the engine cannot go on: another rank is gone."""
+        self._executor.check()
 
     def close(self) -> None:
         with contextlib.suppress(CoreError):

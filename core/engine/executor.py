@@ -41,14 +41,10 @@ class Executor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._flights: deque[Future[Flight]] = deque()
         try:
-            self.runner = self.call(open_runner)
+            self.runner = self._thread.submit(open_runner).result()
         except BaseException:
             self._thread.shutdown()
             raise
-
-    def call(self, work: Callable[[], Runner], beat: Callable[[], None] | None = None) -> Runner:
-        """Run something on the device thread and wait for it."""
-        return self._thread.submit(work).result()
 
     def submit(self, plan: StepPlan) -> None:
         """Start a step. Steps run in the order of submission."""
@@ -65,10 +61,14 @@ class Executor:
             except TimeoutError:
                 if launched.done():
                     raise
-            if self._others:
-                self._others.check()
+            self.check()
             if beat:
                 beat()
+
+    def check(self) -> None:
+        """Raises: DeviceError when another rank is gone."""
+        if self._others:
+            self._others.check()
 
     def drop(self) -> None:
         """Wait for the steps in flight and forget them."""

@@ -171,19 +171,27 @@ class Head:
 
 
 class RMSNorm:
-    """x / rms(x) * weight, alone or after adding to the residual."""
+    """x / rms(x) * weight."""
 
     def __init__(self, b: Builder, name: str, source: str, size: int, eps: float) -> None:
         self.weight = b.param(Param(name, (size,), (Source(source),)))
         self._norm = b.kernels.bind("rms_norm", b.need(k=size), eps=eps)
-        self._add_norm = b.kernels.bind("add_rms_norm", b.need(k=size), eps=eps)
 
     def __call__(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self._norm(x, w[self.weight])
         return y
 
-    def add(self, w: Weights, x_TE: torch.Tensor, residual_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual)."""
+
+class AddRMSNorm:
+    """(norm(x + residual), x + residual)."""
+
+    def __init__(self, b: Builder, name: str, source: str, size: int, eps: float) -> None:
+        self.weight = b.param(Param(name, (size,), (Source(source),)))
+        self._add_norm = b.kernels.bind("add_rms_norm", b.need(k=size), eps=eps)
+
+    def __call__(
+        self, w: Weights, x_TE: torch.Tensor, residual_TE: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         y_TE, sum_TE = self._add_norm(x_TE, residual_TE, w[self.weight])
         return y_TE, sum_TE
 

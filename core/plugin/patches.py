@@ -30,7 +30,8 @@ def _owners() -> Iterator[tuple[str, dict[str, object]]]:
             continue
         yield module_name, vars(module)
         for value in list(vars(module).values()):
-            if isinstance(value, type) and value.__module__ == module_name:
+            # issubclass, because isinstance asks the value for its class, and lazy objects answer by doing something.
+            if issubclass(type(value), type) and value.__module__ == module_name:
                 yield f"{module_name}.{value.__qualname__}", dict(vars(value))
 
 

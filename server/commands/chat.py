@@ -1,4 +1,4 @@
-"""`core chat`: a conversation in the terminal, streamed from an engine process as the server would."""
+"""`core chat`: a conversation in the terminal, in this process."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +8,8 @@ from server.commands.options import with_engine
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
+    from core.engine.llm import LLM
+    from core.request import SamplingParams
 
 
 @with_engine
@@ -19,14 +21,16 @@ def chat(
 ) -> None:
     """Talk to a model. An empty line or Ctrl-D ends; Ctrl-C stops an answer."""
     from core.errors import RequestError
-    from server.conversation import Conversation
+    from core.request import SamplingParams
+    from server.show import open_llm
 
-    with Conversation(config, system, max_tokens, temperature) as conversation:
+    history = [] if system is None else [{"role": "system", "content": system}]
+    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    with open_llm(config) as llm:
         while line := _ask():
+            asked = [*history, {"role": "user", "content": line}]
             try:
-                for text in conversation.say(line):
-                    typer.echo(text, nl=False)
-                typer.echo()
+                history = [*asked, {"role": "assistant", "content": _answer(llm, asked, sampling)}]
             except RequestError as error:
                 typer.echo(f"error: {error}", err=True)
 
@@ -36,3 +40,17 @@ def _ask() -> str:
         return input("> ").strip()
     except EOFError:
         return ""
+
+
+def _answer(llm: "LLM", messages: list[dict[str, str]], sampling: "SamplingParams") -> str:
+    """Print the answer as it comes. Returns what was said, also when it was stopped."""
+    said = []
+    deltas = llm.stream(llm.chat_prompt(messages), sampling)
+    try:
+        for delta in deltas:
+            said.append(delta.text)
+            typer.echo(delta.text, nl=False)
+    except KeyboardInterrupt:
+        deltas.close()
+    typer.echo()
+    return "".join(said)

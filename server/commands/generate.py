@@ -22,18 +22,15 @@ def generate(
     sampling_seed: Annotated[int | None, typer.Option(help="Same seed, same draws.")] = None,
     stop: Annotated[list[str], typer.Option(help="Text that ends the output; repeatable.")] = [],  # noqa: B006
 ) -> None:
-    """Answer one prompt on stdout."""
-    import msgspec
-    from core.engine.llm import LLM
-
+    """Answer one prompt on stdout, as the words come."""
     from core.request import SamplingParams
-    from server.show import progress
+    from server.show import open_llm
 
     sampling = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed, max_tokens=max_tokens, stop=tuple(stop)
     )
-    with progress("Loading") as done:
-        llm = LLM(**msgspec.structs.asdict(config), progress=done)
-    with llm:
-        answer = llm.generate([prompt], sampling) if raw else llm.chat([{"role": "user", "content": prompt}], sampling)
-    typer.echo(answer[0].text)
+    with open_llm(config) as llm:
+        ids = llm.tokenizer.encode(prompt) if raw else llm.chat_prompt([{"role": "user", "content": prompt}])
+        for delta in llm.stream(ids, sampling):
+            typer.echo(delta.text, nl=False)
+    typer.echo()

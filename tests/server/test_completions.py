@@ -78,10 +78,8 @@ def test_stop_string_across_tokens(null_server: Server, counting: Counting, smol
     stop = text[cut : cut + len(tokenizer.decode([START + 11])) + 2]
     expected = text[: text.index(stop)]
     body = {"prompt": [START], "max_tokens": 40, "stop": [stop, "not there"]}
-    if stream:
-        choices = [c.choices[0] for c in streamed(null_server, **body)]
-    else:
-        choices = [ask(null_server, **body).choices[0]]
+    answers = streamed(null_server, **body) if stream else [ask(null_server, **body)]
+    choices = [answer.choices[0] for answer in answers]
     assert "".join(c.text for c in choices) == expected
     assert choices[-1].finish_reason == "stop"
     assert choices[-1].stop_reason == stop

@@ -94,10 +94,14 @@ def _folder_metadata(folder: Path) -> dict[str, Any]:
     )
 
 
-def _permute_rope(array: np.ndarray, num_heads: int) -> np.ndarray:
+def _permute_rope(name: str, array: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
     """As published conversion does it."""
-    halves = array.reshape(num_heads, 2, array.shape[0] // num_heads // 2, *array.shape[1:])
-    return halves.swapaxes(1, 2).reshape(array.shape)
+    for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        if part in name:
+            num_heads = config[key]
+            halves = array.reshape(num_heads, 2, array.shape[0] // num_heads // 2, *array.shape[1:])
+            return halves.swapaxes(1, 2).reshape(array.shape)
+    return array
 
 
 def folder_tensors(folder: Path, config: Mapping[str, Any], type_name: str) -> dict[str, tuple[np.ndarray, str]]:
@@ -106,12 +110,9 @@ def folder_tensors(folder: Path, config: Mapping[str, Any], type_name: str) -> d
     out = {}
     for shard in sorted(folder.glob("*.safetensors")):
         for name, array in load_file(shard).items():
-            if "q_proj" in name:
-                array = _permute_rope(array, config["num_attention_heads"])
-            if "k_proj" in name:
-                array = _permute_rope(array, config["num_key_value_heads"])
             kept = type_name if array.ndim == 2 else "F32"
-            stored = gguf.quantize(np.ascontiguousarray(array), gguf.GGMLQuantizationType[kept])
+            ready = np.ascontiguousarray(_permute_rope(name, array, config))
+            stored = gguf.quantize(ready, gguf.GGMLQuantizationType[kept])
             out[name_map.get_name(name, try_suffixes=(".weight", ".bias"))] = (stored, kept)
     return out
 

@@ -1,0 +1,238 @@
+"""The engine process as the API process sees it. Never imports torch.
+
+Owns the process: it starts it, notices within a moment when it dies, fails what was in flight, and starts it again or
+says that it is over, as configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+import core.errors
+from core.clock import Clock, SystemClock
+from core.config import EngineConfig
+from core.engine.front import ReadyInfo
+from core.engine.messages import Abort, Add, Beat, Failed, FromEngine, Outputs, Ready, Start, Stop, ToEngine
+from core.errors import CoreError, DeviceError
+from core.request import Request, SequenceOutput
+
+SILENCE_S = 1.5  # without a beat for so long, the engine is stuck
+STEP_S = 120.0  # a step that runs for so long will not end
+STOP_S = 5.0
+
+OnFailure = Literal["exit", "restart"]
+
+
+class EngineClient:
+    """One engine process. Made by `start`."""
+
+    def __init__(self, config: EngineConfig, on_failure: OnFailure, clock: Clock | None = None) -> None:
+        self._config = config
+        self._on_failure = on_failure
+        self._clock = clock or SystemClock()
+        self._streams: dict[str, asyncio.Queue[SequenceOutput]] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="core-")
+        self._context = zmq.asyncio.Context()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+        self._generation = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last_word_s = 0.0
+        self._why_down: str | None = "the engine is loading the model"
+        self._stopping = False
+        self._info: ReadyInfo | None = None
+        self.last_beat = Beat(0, 0, 0.0)
+        self.failed = asyncio.Event()
+
+    @classmethod
+    async def start(cls, config: EngineConfig, on_failure: OnFailure = "exit") -> EngineClient:
+        """Start an engine and wait until it is ready. Raises: CoreError of the kind that stopped it."""
+        client = cls(config, on_failure)
+        try:
+            await client._launch()
+        except BaseException:
+            await client.stop()
+            raise
+        client._tasks.append(asyncio.create_task(client._watch()))
+        return client
+
+    @property
+    def info(self) -> ReadyInfo:
+        assert self._info is not None
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process."""
+        return self._process.pid if self._process else None
+
+    def healthy(self) -> str | None:
+        """None while the engine works; else what is wrong."""
+        if self._why_down:
+            return self._why_down
+        silence_s = self._clock.now_s() - self._last_word_s
+        if silence_s > SILENCE_S:
+            return f"the engine has said nothing for {silence_s:.1f} s"
+        if self.last_beat.step_s > STEP_S:
+            return f"a step has been running for {self.last_beat.step_s:.0f} s"
+        return None
+
+    async def add(self, request: Request) -> AsyncIterator[SequenceOutput]:
+        """Send a request; its outputs, until the one with a finish reason. Leaving the iteration aborts it.
+
+        Raises: DeviceError when the engine is not running.
+        """
+        self._check_running()
+        queue: asyncio.Queue[SequenceOutput] = asyncio.Queue()
+        self._streams[request.request_id] = queue
+        ended = False
+        try:
+            await self._send(Add(request))
+            while not ended:
+                output = await queue.get()
+                ended = output.finish_reason is not None
+                yield output
+        finally:
+            self._streams.pop(request.request_id, None)
+            if not ended and not self._why_down:
+                await self._send(Abort(request.request_id))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its iteration gets an output with finish reason "abort"."""
+        if request_id in self._streams and not self._why_down:
+            await self._send(Abort(request_id))
+
+    async def stop(self) -> None:
+        """End the engine process and free everything."""
+        self._stopping = True
+        self._why_down = self._why_down or "the engine is being stopped"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._process is not None and self._process.returncode is None:
+            await self._send(Stop())
+            await self._end_process()
+        self._fail_streams("the engine was stopped")
+        self._context.destroy(linger=0)
+        self._folder.cleanup()
+
+    async def _end_process(self) -> None:
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    def _check_running(self) -> None:
+        if self._why_down:
+            raise DeviceError(f"the engine is not running: {self._why_down}")
+
+    async def _send(self, message: ToEngine) -> None:
+        await self._requests.send(msgspec.msgpack.encode(message))
+
+    async def _launch(self) -> None:
+        """Start the process on fresh pipes and wait for its first word."""
+        self._generation += 1
+        stem = f"ipc://{self._folder.name}/{self._generation}"
+        start = Start(self._config, f"{stem}.requests", f"{stem}.replies")
+        self._requests: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
+        self._replies: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
+        self._requests.bind(start.requests)
+        self._replies.bind(start.replies)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "core.engine.process", stdin=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+        await self._process.stdin.drain()
+        self._info = await self._first_word()
+        self._last_word_s = self._clock.now_s()
+        self._why_down = None
+
+    async def _first_word(self) -> ReadyInfo:
+        assert self._process is not None
+        ended = asyncio.ensure_future(self._process.wait())
+        word = asyncio.ensure_future(self._replies.recv())
+        await asyncio.wait({ended, word}, return_when=asyncio.FIRST_COMPLETED)
+        if not word.done():
+            # The reason may still be on its way.
+            await asyncio.wait({word}, timeout=0.5)
+        if not word.done():
+            word.cancel()
+            raise DeviceError(f"the engine process ended with code {ended.result()} while loading")
+        ended.cancel()
+        message = self._decoder.decode(word.result())
+        if isinstance(message, Ready):
+            return message.info
+        assert isinstance(message, Failed), message
+        await self._process.wait()
+        raise _as_error(message)
+
+    async def _watch(self) -> None:
+        """Serve one process after another, until one fails for good."""
+        while True:
+            reason = await self._serve_until_end()
+            self._why_down = reason
+            self._fail_streams(reason)
+            if self._on_failure == "exit":
+                self.failed.set()
+                return
+            self._requests.close(linger=0)
+            self._replies.close(linger=0)
+            try:
+                await self._launch()
+            except CoreError as error:
+                self._why_down = f"the engine could not be started again: {error}"
+                self.failed.set()
+                return
+
+    async def _serve_until_end(self) -> str:
+        """Hand out replies until the process ends; returns why it did."""
+        assert self._process is not None
+        ended = asyncio.ensure_future(self._process.wait())
+        listening = asyncio.ensure_future(self._listen())
+        try:
+            done, _ = await asyncio.wait({ended, listening}, return_when=asyncio.FIRST_COMPLETED)
+            if listening in done:
+                reason = listening.result()
+                await self._end_process()
+                return reason
+            return f"the engine process ended with code {ended.result()}"
+        finally:
+            for future in (ended, listening):
+                future.cancel()
+            await asyncio.gather(ended, listening, return_exceptions=True)
+
+    async def _listen(self) -> str:
+        """Hand out replies until the engine says that it cannot go on."""
+        while True:
+            message = self._decoder.decode(await self._replies.recv())
+            self._last_word_s = self._clock.now_s()
+            if isinstance(message, Outputs):
+                for output in message.outputs:
+                    queue = self._streams.get(output.request_id)
+                    if queue is not None:
+                        queue.put_nowait(output)
+            elif isinstance(message, Beat):
+                self.last_beat = message
+            elif isinstance(message, Failed):
+                return message.message
+
+    def _fail_streams(self, reason: str) -> None:
+        for request_id, queue in self._streams.items():
+            queue.put_nowait(SequenceOutput(request_id, [], "error", error=reason))
+
+
+def _as_error(message: Failed) -> CoreError:
+    kind: Any = getattr(core.errors, message.kind, DeviceError)
+    error: CoreError = kind(message.message)
+    return error

@@ -1,0 +1,67 @@
+"""What the API process and the engine process say to each other: msgpack over two ZeroMQ pipes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.config import EngineConfig
+from core.engine.front import ReadyInfo
+from core.request import Request, SequenceOutput
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first message to an engine process, on its standard input. The addresses are ZeroMQ endpoints."""
+
+    config: EngineConfig
+    requests: str
+    replies: str
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    """Serve this request."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End this request, if it has not ended."""
+
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the engine process."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded."""
+
+    info: ReadyInfo
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs", array_like=True):
+    """What one step added."""
+
+    outputs: list[SequenceOutput]
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The engine's loop turns.
+
+    step_s   how long the step that it waits for has been running
+    """
+
+    num_running: int
+    num_waiting: int
+    step_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine could not start or cannot go on. `kind` is the name of the error's class."""
+
+    kind: str
+    message: str
+
+
+ToEngine = Add | Abort | Stop
+FromEngine = Ready | Outputs | Beat | Failed
