@@ -39,7 +39,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: ReadyInfo
 
 
-class Outputs(msgspec.Struct, frozen=True, tag="outputs", array_like=True):
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     """What one step added."""
 
     outputs: list[SequenceOutput]
