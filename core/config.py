@@ -173,7 +173,7 @@ def resolve(
     c.set("model", config.model, "asked for")
     c.set("device", facts.name, "asked for" if config.device else "found on this machine")
     c.set("arch", facts.arch, f"device {facts.name}")
-    _choose_dtype(c, config, facts, model_dtype)
+    c.set("dtype", *choose_dtype(config, facts, model_dtype))
     _choose_length(c, config, model_max_len)
     _choose_shapes(c, config, facts)
     _choose_page(c, config, facts, page_sizes)
@@ -192,16 +192,16 @@ def resolve(
     return Plan(**c.values, decided_by=c.by)
 
 
-def _choose_dtype(c: _Choices, config: EngineConfig, facts: DeviceFacts, model_dtype: str) -> None:
+def choose_dtype(config: EngineConfig, facts: DeviceFacts, model_dtype: str) -> tuple[str, str]:
+    """The dtype of weights and activations, and who decided it. Raises: ConfigError when the device lacks it."""
     if config.dtype != "auto":
         if config.dtype not in facts.dtypes:
             have = ", ".join(facts.dtypes)
             raise ConfigError(f"device {facts.name} does not compute in {config.dtype}: choose among {have}")
-        c.set("dtype", config.dtype, "asked for")
-    elif model_dtype in facts.dtypes and model_dtype != "float32":
-        c.set("dtype", model_dtype, "the model")
-    else:
-        c.set("dtype", facts.dtypes[0], f"device {facts.name}; the model is in {model_dtype}")
+        return config.dtype, "asked for"
+    if model_dtype in facts.dtypes and model_dtype != "float32":
+        return model_dtype, "the model"
+    return facts.dtypes[0], f"device {facts.name}; the model is in {model_dtype}"
 
 
 def _choose_length(c: _Choices, config: EngineConfig, model_max_len: int) -> None:

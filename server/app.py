@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.errors import CoreError, RequestError
@@ -122,8 +123,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         message = f"{http.method} {http.url.path}: {error.detail}"
         return json_response(error_body(error.status_code, message), error.status_code, error.headers)
 
+    @handler(ClientDisconnect)
     @handler(ClientGoneError)
-    async def client_gone(_: Request, __: ClientGoneError) -> Response:
+    async def client_gone(_: Request, __: Exception) -> Response:
         # Nobody reads this; 499 is what proxies write in their logs.
         return Response(status_code=499)
 

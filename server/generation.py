@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from starlette.types import Receive
 
@@ -23,9 +23,11 @@ T = TypeVar("T")
 class Engine(Protocol):
     """What the server needs of `core.engine.client.EngineClient`."""
 
-    def add(self, request: Request) -> AsyncIterator[SequenceOutput]: ...
-    def abort(self, request_id: str) -> None: ...
-    def healthy(self) -> str | None: ...
+    def add(self, request: Request) -> AsyncIterator[SequenceOutput]:
+        """A generator, really: closing it aborts the request."""
+
+    def healthy(self) -> str | None:
+        """None, or what is wrong."""
 
 
 class ClientGoneError(Exception):
@@ -93,28 +95,24 @@ class Generation:
 
     async def _choice(self, request: Request) -> AsyncGenerator[Delta]:
         text = TextOutput(self._tokenizer, self._sampling, request.prompt_ids)
+        outputs = cast("AsyncGenerator[SequenceOutput]", self._engine.add(request))
         cached = 0
-        finished = False
         try:
-            async for output in self._engine.add(request):
-                finished = output.finish_reason is not None
-                if output.finish_reason == "error":
-                    raise DeviceError(output.error or "the engine could not finish this request")
-                self.counts.completion += len(output.new_ids)
-                self.counts.cached += max(0, output.num_cached - cached)
-                cached = max(cached, output.num_cached)
-                delta = text.push(output)
-                yield delta
-                if delta.finish_reason is not None:
-                    return
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if output.finish_reason == "error":
+                        raise DeviceError(output.error or "the engine could not finish this request")
+                    self.counts.completion += len(output.new_ids)
+                    self.counts.cached += max(0, output.num_cached - cached)
+                    cached = max(cached, output.num_cached)
+                    delta = text.push(output)
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
         except DeviceError as error:
-            finished = True
             if self._engine.healthy() is None:
                 raise
             raise EngineDownError(str(error)) from None
-        finally:
-            if not finished:
-                self._engine.abort(request.request_id)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

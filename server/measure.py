@@ -1,15 +1,23 @@
 """Measuring generation speed, of core and of a peer beside it on the same weights.
 
 The runners take turns within every repetition, so that what else the machine does falls on both. A decode rate
-is what the tokens after the first cost: the time for all of them minus the time for the first alone.
+counts from the moment at which every sequence of the batch has its first token.
 """
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One run: until every sequence had its first token, until the end, and the tokens drawn in between."""
+
+    first_s: float
+    total_s: float
+    num_decoded: int
 
 
 class Runner(Protocol):
@@ -18,7 +26,7 @@ class Runner(Protocol):
     name: str
     versions: str
 
-    def generate(self, prompts: list[list[int]], num_tokens: int) -> None:
+    def generate(self, prompts: list[list[int]], num_tokens: int) -> Timing:
         """Continue every prompt, as one batch, greedily, by exactly `num_tokens`."""
 
 
@@ -87,16 +95,9 @@ def measure(
 
 
 def _rate(runner: Runner, case: Case, prompts: list[list[int]]) -> float:
+    timing = runner.generate(prompts, case.output_len)
     if case.kind == "throughput":
-        return case.batch_size * (case.input_len + case.output_len) / _time_s(runner, prompts, case.output_len)
-    first_s = _time_s(runner, prompts, 1)
+        return case.batch_size * (case.input_len + case.output_len) / timing.total_s
     if case.kind == "prefill":
-        return case.batch_size * case.input_len / first_s
-    rest_s = _time_s(runner, prompts, case.output_len) - first_s
-    return case.batch_size * (case.output_len - 1) / max(rest_s, 1e-9)
-
-
-def _time_s(runner: Runner, prompts: list[list[int]], num_tokens: int) -> float:
-    start_s = time.perf_counter()
-    runner.generate(prompts, num_tokens)
-    return time.perf_counter() - start_s
+        return case.batch_size * case.input_len / timing.first_s
+    return timing.num_decoded / (timing.total_s - timing.first_s)

@@ -218,7 +218,7 @@ def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
     """The checked body. Raises: RequestError naming the field at fault."""
     try:
         value = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")

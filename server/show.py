@@ -62,6 +62,7 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
 def open_llm(config: "EngineConfig") -> "LLM":
     """The engine in this process, with a bar while it loads. Raises: ConfigError, PluginError."""
     from core.engine.llm import LLM
+    from core.engine.progress import loading_bar
 
-    with progress(f"Loading {config.model}") as done:
+    with loading_bar() as done:
         return LLM(**msgspec.structs.asdict(config), progress=done)

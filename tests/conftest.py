@@ -7,9 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+# Times vary on machines that do other work too.
+hypothesis.settings.register_profile("core", deadline=None)
+hypothesis.settings.load_profile("core")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from core.config import EngineConfig, Plan, resolve, with_kv_blocks
+from core.config import EngineConfig, Plan, choose_dtype, resolve, with_kv_blocks
 from core.engine.runner import Runner, StepFunction
 from core.errors import ConfigError, PluginError
 from core.kernels.bind import KernelSet, Tap
@@ -130,20 +130,17 @@ def _plan(
         need = Need(dtype=dtype, head_size=max(sizes), page_tokens=page)
         return KernelSet(implementations, config.kernels, need, tap)
 
-    def resolved(page_sizes: frozenset[int] | None) -> Plan:
-        return resolve(
-            config,
-            facts,
-            model_dtype=model.dtype,
-            model_max_len=model.max_len,
-            page_sizes=page_sizes,
-            split=model.split,
-        )
-
-    # The page size is part of what KV kernels must take, and follows from what they take: ask them first.
-    dtype = resolved(None).dtype
-    plan = resolved(kernels_for(dtype, config.block_size).kv_page_sizes())
-    return plan, kernels_for(dtype, plan.page_tokens)
+    # Page sizes follow from what the KV kernels take, and are part of what they must take: ask them first.
+    dtype, _ = choose_dtype(config, facts, model.dtype)
+    plan = resolve(
+        config,
+        facts,
+        model_dtype=model.dtype,
+        model_max_len=model.max_len,
+        page_sizes=kernels_for(dtype, config.block_size).kv_page_sizes(),
+        split=model.split,
+    )
+    return plan, kernels_for(plan.dtype, plan.page_tokens)
 
 
 def _layout(kernels: KernelSet, group: KVGroup, b: Builder) -> Any:

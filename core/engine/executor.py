@@ -77,9 +77,9 @@ class Executor:
 
     def close(self) -> None:
         """Stop. Steps in flight are finished first."""
-        if self._others:
-            self._others.close()
         self.drop()
+        if self._others:
+            self._thread.submit(self._others.close).result()
         self._thread.shutdown()
 
 

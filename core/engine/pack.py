@@ -2,7 +2,8 @@
 
 Design. All inputs of a step are 32-bit words, so they lie one after another in a single host buffer; its device copy is
 cut into views. Offsets follow from the shape key alone, so a compiled step finds its inputs at the same addresses each
-time. There are pipeline_depth + 1 such buffer pairs, because the host packs a step while the one before it runs.
+time. There are pipeline_depth + 1 host buffers, because the host packs a step while the one before it runs; one device
+buffer is enough, because a copy to it starts after the steps launched before.
 Packing is numpy over whole columns; only sequences with new prompt tokens are visited one by one. The brute-force twin
 (tests/core/engine/test_pack.py) fills the same fields with plain loops.
 
@@ -105,7 +106,7 @@ class Rows:
 
 
 class Packer:
-    """Buffers of `sets` steps on host and device, filled in turn."""
+    """Input buffers: `sets` of them on the host, filled in turn, and one on the device."""
 
     def __init__(
         self,
@@ -132,12 +133,12 @@ class Packer:
         words = sum(size for _, size in _fields(largest, len(rows.tables)))
         self._host = [device.host_empty((words,), torch.int32) for _ in range(sets)]
         self._words = [h.numpy() for h in self._host]
-        self._on_device = [device.empty((words,), torch.int32, where) for _ in range(sets)]
+        self._on_device = device.empty((words,), torch.int32, where)
         self._copied = [Event() for _ in range(sets)]
         self._turn = 0
 
     def pack(self, plan: StepPlan) -> StepInput:
-        """Fill the next buffer pair and start its copy; work launched from now on sees it."""
+        """Fill the next host buffer and start its copy; work launched from now on sees it."""
         turn = self._turn
         self._turn = (turn + 1) % len(self._host)
         self._copied[turn].synchronize()
@@ -145,10 +146,9 @@ class Packer:
         key = self._key(batch)
         words = sum(size for _, size in _fields(key, len(self._rows.tables)))
         batch.fill(_views(self._words[turn], key, len(self._rows.tables)), key)
-        on_device = self._on_device[turn]
-        self._copied[turn] = self._device.h2d(on_device[:words], self._host[turn][:words])
+        self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
         self._copied[turn].wait()
-        return _step_input(on_device, key, len(self._rows.tables), batch)
+        return _step_input(self._on_device, key, len(self._rows.tables), batch)
 
     def _key(self, batch: _Batch) -> ShapeKey:
         shapes = self._shapes

@@ -121,7 +121,8 @@ def _serve(start: Start, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]
 
 def _end_with_server() -> None:
     """The server holds the other end of standard input; when it is gone, nothing here is of use."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin: its lock would be held when the interpreter ends
+        pass
     os._exit(1)
 
 

@@ -62,7 +62,7 @@ class OtherRanks:
                 raise DeviceError(f"rank {rank} ended with code {process.returncode}: restart the engine")
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and leave the group. Call it on the device thread."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -72,6 +72,7 @@ class OtherRanks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        leave()
 
 
 def join(config: EngineConfig, rank: int, port: int) -> Ranks:
@@ -83,6 +84,14 @@ def join(config: EngineConfig, rank: int, port: int) -> Ranks:
     size = config.tensor_parallel_size
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     return Ranks(Shard(rank, size), dist.group.WORLD)
+
+
+def leave() -> None:
+    """Undo `join`, if it was done."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def read(stream: IO[bytes]) -> bytes | None:

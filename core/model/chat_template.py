@@ -43,6 +43,30 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """Jinja's own takes any name, also those through which Python looks up how to treat an object."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        super().__init__(attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"the name {name!r} begins with an underscore")
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """A function: the class has methods that templates need not reach."""
+    return dict(*args, **kwargs)
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -68,6 +92,8 @@ def _compile(template: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    environment.globals["namespace"] = _Namespace
+    environment.globals["dict"] = _dict
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(template)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from core.errors import ConfigError
 from core.model.gguf_reader import GgufFile
-from core.model.tokenizer import Tokenizer, set_special_tokens
+from core.model.tokenizer import Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _SPACE = "▁"
@@ -42,16 +42,21 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
         raise ConfigError(f"{file.path} has a tokenizer of kind {kind!r}: core knows 'gpt2' and 'llama'")
     _add_tokens(backend, tokens, types)
     has_bos = kind == "llama" or file.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
-    bos, eos = _around(file, tokens, "bos", has_bos), _around(file, tokens, "eos", False)
-    set_special_tokens(backend, bos, eos)
+    _add_around(backend, file, tokens, has_bos)
     return Tokenizer(backend)
 
 
-def _around(file: GgufFile, tokens: Sequence[str], name: str, default: bool) -> str | None:
-    """The token that `encode` adds at one end of a text, or None."""
-    if not file.get(f"tokenizer.ggml.add_{name}_token", default):
-        return None
-    return tokens[file.require(f"tokenizer.ggml.{name}_token_id")]
+def _add_around(backend: tokenizers.Tokenizer, file: GgufFile, tokens: Sequence[str], has_bos: bool) -> None:
+    """Makes `encode` add the begin of a sequence before a text, and its end after it, where the file says so."""
+    ids = {}
+    for name, default in (("bos", has_bos), ("eos", False)):
+        if file.get(f"tokenizer.ggml.add_{name}_token", default):
+            ids[name] = file.require(f"tokenizer.ggml.{name}_token_id")
+    single = [f"{tokens[ids['bos']]}:0"] if "bos" in ids else []
+    single += ["$A:0", *([f"{tokens[ids['eos']]}:0"] if "eos" in ids else [])]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B:1"], special_tokens=[(tokens[i], i) for i in set(ids.values())]
+    )
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:

@@ -120,7 +120,7 @@ class SafetensorsSource:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self._folder, self._tokenizer_config, self.special_tokens)
+        return load_tokenizer(self._folder)
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer

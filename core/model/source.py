@@ -67,7 +67,7 @@ class ModelSource(Protocol):
         """As stored: "float32", "bfloat16", "float16", or a GGUF type such as "Q4_1"."""
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
-        """A tensor, or rows (dimension 0) and columns (dimension 1) of it: a new host tensor.
+        """A tensor, or rows (dimension 0) and columns (dimension 1) of it, on the host. Not to be written to.
 
         Only the part asked for is made. Its dtype is the stored one, or float32 from a GGUF file.
         Slices have step 1. Raises: ConfigError when the tensor is missing or of a type that core cannot read.

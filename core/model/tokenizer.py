@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
 
 from core.errors import ConfigError, RequestError
 
@@ -226,10 +225,9 @@ def _byte_of_char() -> dict[str, int]:
 _BYTE_OF_CHAR = _byte_of_char()
 
 
-def load_tokenizer(folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer of a checkpoint folder. `config` is tokenizer_config.json.
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint folder. Its tokenizer.json alone says what `encode` adds to a text.
 
-    Its add_bos_token and add_eos_token, where given, decide what `encode` adds; else tokenizer.json does.
     Raises: ConfigError when tokenizer.json is missing or unreadable.
     """
     path = folder / "tokenizer.json"
@@ -239,24 +237,4 @@ def load_tokenizer(folder: Path, config: Mapping[str, Any], special_tokens: Mapp
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"{path} cannot be read ({error}): fetch it again, or upgrade tokenizers") from error
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        set_special_tokens(backend, bos, eos)
     return Tokenizer(backend)
-
-
-def set_special_tokens(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """What `encode` adds: `bos` before a text and `eos` after it.
-
-    Raises: ConfigError when one of them is not in the vocabulary.
-    """
-    ids = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
-    for token, token_id in ids.items():
-        if token_id is None:
-            raise ConfigError(f"the tokenizer has no token {token!r}, which it is to add to a text: fetch it again")
-    first, last = (f"{bos}:0 " if bos else ""), (f" {eos}:0" if eos else "")
-    single = f"{first}$A:0{last}"
-    backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=f"{single} $B:1", special_tokens=list(ids.items())
-    )

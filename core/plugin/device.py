@@ -61,7 +61,7 @@ class Device(ABC):
         return torch.zeros(shape, dtype=dtype)
 
     def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> Event:
-        """Start copying host `src` to device `dst`. (optional) Default: done on return.
+        """Start copying host `src` to device `dst`, after the work launched so far. (optional) Default: done on return.
 
         `dst` may be read after `wait` on the event; `src` may be changed after `synchronize` on it.
         """

@@ -8,31 +8,33 @@ listed. Adding attributes is allowed: that is how torch registers backends.
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from types import ModuleType
 
 from core.errors import PluginError
 
 _MISSING = object()
-Attributes = dict[tuple[str, str], object]
+Attributes = dict[str, dict[str, object]]
 
 
 def snapshot() -> Attributes:
-    """Every attribute of core's and torch's loaded modules and their classes, by owner and name."""
-    return {(owner, name): value for owner, names in _owners() for name, value in list(names.items())}
+    """Every attribute of core's and torch's loaded modules and of their classes, by owner and name."""
+    return {owner: dict(names) for owner, names in _owners()}
 
 
-def _owners() -> Iterator[tuple[str, dict[str, object]]]:
+def _owners() -> Iterator[tuple[str, Mapping[str, object]]]:
     for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] not in ("core", "torch") or not isinstance(module, ModuleType):
+        if module_name.split(".", 1)[0] not in ("core", "torch") or not isinstance(module, ModuleType):
             continue
-        yield module_name, vars(module)
-        for value in list(vars(module).values()):
+        names = vars(module)
+        yield module_name, names
+        for value in list(names.values()):
             # issubclass, because isinstance asks the value for its class, and lazy objects answer by doing something.
             if issubclass(type(value), type) and value.__module__ == module_name:
-                yield f"{module_name}.{value.__qualname__}", dict(vars(value))
+                yield f"{module_name}.{value.__qualname__}", vars(value)
 
 
 def check(before: Attributes, plugin: str, module: ModuleType, torch_extension: str | None) -> list[str]:
@@ -40,19 +42,12 @@ def check(before: Attributes, plugin: str, module: ModuleType, torch_extension: 
 
     Raises: PluginError naming the attribute that `plugin` may not replace.
     """
-    after = snapshot()
     own = _top_level(module.__name__)
     extension = _packages(torch_extension) if torch_extension else frozenset()
     listed = []
-    for (owner, name), old in before.items():
-        new = after.get((owner, name), _MISSING)
-        if new is old or name.startswith("__") or isinstance(old, ModuleType):
-            continue
-        attribute = f"{owner}.{name}"
+    for attribute, new in _changes(before):
         source = _origin(new)
-        if owner.split(".")[0] == "core":
-            if source == "core" and new is not _MISSING:
-                continue  # core's own lazy state
+        if attribute.startswith("core."):
             raise PluginError(f"plugin {plugin} replaces {attribute}: a plugin may not change core; remove the patch")
         if source in extension:
             listed.append(f"{attribute} is replaced by {torch_extension}")
@@ -62,6 +57,21 @@ def check(before: Attributes, plugin: str, module: ModuleType, torch_extension: 
                 "or name the distribution that does so as torch_extension"
             )
     return sorted(listed)
+
+
+def _changes(before: Attributes) -> Iterator[tuple[str, object]]:
+    """Attributes that were there before and have another value now, or none."""
+    now = dict(_owners())
+    for owner, old in before.items():
+        names = now.get(owner, {})
+        # Replacing a value keeps its place in the dict, and adding appends: usually all of this is one pass in C.
+        if len(old) <= len(names) and all(map(operator.is_, old.values(), names.values())):
+            continue
+        for name, value in old.items():
+            new = names.get(name, _MISSING)
+            lazy = owner.startswith("core") and _origin(new) == "core" and new is not _MISSING  # core's own state
+            if new is not value and not name.startswith("__") and not isinstance(value, ModuleType) and not lazy:
+                yield f"{owner}.{name}", new
 
 
 def _origin(value: object) -> str | None:

@@ -1,5 +1,6 @@
 """`core chat`: a conversation in the terminal, in this process."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,12 +46,9 @@ def _ask() -> str:
 def _answer(llm: "LLM", messages: list[dict[str, str]], sampling: "SamplingParams") -> str:
     """Print the answer as it comes. Returns what was said, also when it was stopped."""
     said = []
-    deltas = llm.stream(llm.chat_prompt(messages), sampling)
-    try:
-        for delta in deltas:
+    with suppress(KeyboardInterrupt):
+        for delta in llm.stream(llm.chat_prompt(messages), sampling):
             said.append(delta.text)
             typer.echo(delta.text, nl=False)
-    except KeyboardInterrupt:
-        deltas.close()
     typer.echo()
     return "".join(said)

@@ -10,23 +10,23 @@ from processes import Server, serve
 @pytest.fixture(scope="session")
 def null_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """smollm2's tokenizer and template before a device whose next token is the last one plus 1."""
-    with serve(
-        tmp_path_factory.mktemp("null"),
-        "smollm2",
-        "--device",
-        "null",
-        "--served-model-name",
-        "smollm2",
-        "--served-model-name",
-        "other-name",
-    ) as server:
+    names = ("--served-model-name", "smollm2", "--served-model-name", "other-name")
+    folder = tmp_path_factory.mktemp("null")
+    with serve(folder, "smollm2", "--device", "null", "--max-model-len", "2K", *names) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def cpu_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """smollm2 for real, one request at a time."""
-    with serve(tmp_path_factory.mktemp("cpu"), "--device", "cpu", "--max-num-seqs", "1") as server:
+    """smollm2 for real."""
+    with serve(tmp_path_factory.mktemp("cpu"), "--device", "cpu") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The null device with one sequence at a time: a long request keeps all others waiting for seconds."""
+    with serve(tmp_path_factory.mktemp("narrow"), "--device", "null", "--max-num-seqs", "1") as server:
         yield server
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Server:
     base_url: str
     log: Path
 
-    @property
+    @cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=60)
 
@@ -62,7 +63,8 @@ def serve(folder: Path, *args: str) -> Iterator[Server]:
     try:
         server = Server(process, _address(process, log), log)
         family = psutil.Process(process.pid).children(recursive=True)
-        yield server
+        with server.openai:
+            yield server
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -70,6 +72,7 @@ def serve(folder: Path, *args: str) -> Iterator[Server]:
             process.wait(STOP_S)
         finally:
             process.kill()
+    assert "Traceback" not in log.read_text()
     assert not [child for child in psutil.wait_procs(family, timeout=5)[1] if child.is_running()]
 
 

@@ -1,6 +1,7 @@
 """The engine process is killed: clients hear of it, /health says so, nothing hangs."""
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from processes import Server, serve
+import psutil
+from processes import CORE, Server, serve
 
 LONG = {"model": "smollm2", "max_tokens": 8000, "ignore_eos": True}
 PROMPTS = [[100 * i] for i in range(1, 33)]
@@ -78,3 +80,24 @@ def test_terminated_while_clients_wait(tmp_path: Path) -> None:
         next(response.iter_lines())
         server.process.terminate()
         assert server.process.wait(15) == 0
+
+
+def test_a_frozen_engine_shows_in_health(tmp_path: Path) -> None:
+    """Alive as a process, and doing nothing: not healthy. It serves again once it goes on."""
+    with serve(tmp_path, *NULL) as server:
+        engine = server.engine()
+        engine.suspend()
+        try:
+            within(3, lambda: server.get("/health").status_code == 503)
+        finally:
+            engine.resume()
+        within(3, lambda: server.get("/health").status_code == 200)
+        assert server.post("/v1/completions", LONG | {"prompt": [5], "max_tokens": 3}).status_code == 200
+
+
+def test_terminated_while_loading() -> None:
+    process = subprocess.Popen([CORE, "serve", *NULL, "--port", "0"], stderr=subprocess.PIPE, text=True)
+    within(20, lambda: psutil.Process(process.pid).children())
+    process.terminate()
+    _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr) == (0, "")

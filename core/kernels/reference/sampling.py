@@ -8,16 +8,20 @@ of a cumulative sum: unlike a sum in blocks, its bits do not depend on zeros in 
 Legend: L logit rows, V vocabulary, H ids of history, S sequences, K drafts.
 """
 
+from typing import Any
+
 import torch
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_WORD = 0xFFFFFFFF
+WORD = 0xFFFFFFFF
 _ID_BITS = 32
 
 
-def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10: four random words from a counter of four words and a key of two; words are int64 in [0, 2^32).
+def philox(counter: tuple[Any, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Philox4x32-10: four random words from a counter of four words and a key of two.
+
+    Words are in [0, 2^32): Python's integers, or arrays of int64, be they torch's or numpy's.
 
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", doi 10.1145/2063384.2063405.
     """
@@ -27,11 +31,11 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> 
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])
         high1, low1 = _multiply(c2, _MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & WORD, (k1 + _WEYL[1]) & WORD
     return c0, c1, c2, c3
 
 
-def _multiply(x: torch.Tensor, by: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _multiply(x: Any, by: int) -> tuple[Any, Any]:
     """High and low word of a product of 32-bit words; in halves of x, as 64 signed bits would overflow."""
     low = (x & 0xFFFF) * by
     high = (x >> 16) * by + (low >> 16)
@@ -40,9 +44,9 @@ def _multiply(x: torch.Tensor, by: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def uniform(seed: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
     """One float32 in [0, 1 - 2^-24] for every row; seed [L, 2] int32, counter [L] int32."""
-    words = seed.long() & _WORD
+    words = seed.long() & WORD
     zero = torch.zeros_like(words[:, 0])
-    first = philox((counter.long() & _WORD, zero, zero, zero), (words[:, 0], words[:, 1]))[0]
+    first = philox((counter.long() & WORD, zero, zero, zero), (words[:, 0], words[:, 1]))[0]
     return (first >> 8).float() * 2.0**-24
 
 
@@ -60,7 +64,7 @@ def order_keys(logits: torch.Tensor) -> torch.Tensor:
 
 def key_ids(keys: torch.Tensor, size: int) -> torch.Tensor:
     """The ids, int64, in keys made of rows of `size` logits."""
-    return size - 1 - (keys & _WORD)
+    return size - 1 - (keys & WORD)
 
 
 def weigh(logits: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

@@ -57,12 +57,6 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tu
     return path
 
 
-def tokenizer_metadata(tokens: Sequence[str], types: Sequence[int] | None = None, **more: Any) -> dict[str, Any]:
-    """Keys are given without their common prefix."""
-    entries = {"tokens": list(tokens), "token_type": list(types or [1] * len(tokens)), **more}
-    return {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
-
-
 def llama_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "llama.embedding_length": config["hidden_size"],
@@ -82,16 +76,16 @@ def _folder_metadata(folder: Path) -> dict[str, Any]:
     vocab = backend["model"]["vocab"]
     special = {token["content"] for token in backend["added_tokens"]}
     tokens = sorted(vocab, key=vocab.__getitem__)
-    return tokenizer_metadata(
-        tokens,
-        [3 if token in special else 1 for token in tokens],
-        model="gpt2",
-        pre="gpt-2",
-        merges=[" ".join(merge) for merge in backend["model"]["merges"]],
-        bos_token_id=0,
-        eos_token_id=2,
-        add_bos_token=False,
-    )
+    entries = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": [3 if token in special else 1 for token in tokens],
+        "merges": [" ".join(merge) for merge in backend["model"]["merges"]],
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
 
 
 def _permute_rope(name: str, array: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:

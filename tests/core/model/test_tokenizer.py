@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models
+from tokenizers import decoders, models, processors
 from transformers import AutoTokenizer
 
 from core.errors import ConfigError, RequestError
@@ -27,7 +27,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def byte_level(tiny_llama_dir: Path) -> Tokenizer:
-    return load_tokenizer(tiny_llama_dir, {}, {})
+    return load_tokenizer(tiny_llama_dir)
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +89,16 @@ def test_decode_is_the_library_s(byte_level: Tokenizer, tiny_llama_dir: Path, id
 
 def test_sentencepiece_decode_is_the_library_s(sentencepiece: Tokenizer) -> None:
     for text in ["▁ab▁cd", "▁你é▁", "ab", "▁▁a"]:
-        ids = sentencepiece.encode(text) + [1]
+        ids = [*sentencepiece.encode(text), 1]
         assert sentencepiece.decode(ids) == sentencepiece._backend.decode(ids)
     assert sentencepiece.decode([3 + byte for byte in "👍".encode()]) == "👍"
 
 
 def test_character_in_pieces_is_never_shown_in_part(byte_level: Tokenizer) -> None:
     pieces = byte_level.encode("👾")
-    assert len(pieces) == 4
+    assert len(pieces) > 2
     detokenizer = Detokenizer(byte_level)
-    assert [detokenizer.push([piece]) for piece in pieces] == ["", "", "", "👾"]
+    assert [detokenizer.push([piece]) for piece in pieces] == [*[""] * (len(pieces) - 1), "👾"]
     assert detokenizer.finish() == ""
 
 
@@ -126,13 +126,19 @@ def test_token_bytes(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}])
-def test_ids_are_transformers(text: str, flags: dict[str, bool], tiny_llama_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("around", [None, ["<|endoftext|>:0", "$A:0"], ["<|endoftext|>:0", "$A:0", "<|im_end|>:0"]])
+@pytest.mark.parametrize("flag", [True, False])
+def test_ids_are_transformers(text: str, around: list | None, flag: bool, tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """tokenizer.json decides what is added to a text; the flags of tokenizer_config.json are history."""
     folder = Path(shutil.copytree(tiny_llama_dir, tmp_path / "copy"))
-    config = {**json.loads((folder / "tokenizer_config.json").read_text()), **flags}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    special = {key: config[key] for key in ("bos_token", "eos_token")}
-    ours, theirs = load_tokenizer(folder, config, special), AutoTokenizer.from_pretrained(folder)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if around:
+        special_tokens = [("<|endoftext|>", 0), ("<|im_end|>", 2)]
+        backend.post_processor = processors.TemplateProcessing(single=around, pair=None, special_tokens=special_tokens)
+    backend.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "add_bos_token": flag}))
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     for add in (True, False):
         assert ours.encode(text, add_special_tokens=add) == theirs.encode(text, add_special_tokens=add)
 
@@ -150,7 +156,7 @@ def test_truncation_in_the_file_is_not_applied(tiny_llama_dir: Path, tmp_path: P
     backend.enable_truncation(2)
     backend.enable_padding(length=5)
     backend.save(str(tmp_path / "tokenizer.json"))
-    assert len(load_tokenizer(tmp_path, {}, {}).encode("hello world")) > 5
+    assert len(load_tokenizer(tmp_path).encode("hello world")) > 5
 
 
 def test_half_a_character_is_refused(byte_level: Tokenizer) -> None:
@@ -188,12 +194,7 @@ def test_refused(change: Callable[[Path], None], message: str, tiny_llama_dir: P
     shutil.copy(tiny_llama_dir / "tokenizer.json", tmp_path)
     change(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match=message):
-        load_tokenizer(tmp_path, {}, {})
-
-
-def test_bos_outside_the_vocabulary_is_refused(tiny_llama_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="has no token '<s>'"):
-        load_tokenizer(tiny_llama_dir, {"add_bos_token": True}, {"bos_token": "<s>"})
+        load_tokenizer(tmp_path)
 
 
 def naive_stop(text: str, stops: list[str]) -> tuple[str, str | None]:

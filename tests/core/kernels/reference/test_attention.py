@@ -12,9 +12,7 @@ from tests.core.kernels.reference.paged import make_batch, naive_attention
 
 
 def run(batch, *, window=None, softcap=None, want_lse=False, scale=0.3):
-    plan = attention.attn_plan(
-        *batch.plan_inputs(), num_tokens=batch.num_tokens, page_tokens=batch.page, window=window
-    )
+    plan = attention.attn_plan(*batch.plan_inputs(), num_tokens=batch.num_tokens, page_tokens=batch.page, window=window)
     return attention.attn_paged(
         batch.q,
         batch.planes,

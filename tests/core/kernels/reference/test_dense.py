@@ -17,9 +17,7 @@ def normal(*shape, dtype=torch.float32, seed=0):
 def test_linear_with_and_without_bias():
     x, w, bias = normal(3, 50), normal(7, 50, seed=1), normal(7, seed=2)
     handle = dense.pack_weight(w.t().contiguous().t(), scheme="dense")
-    want = torch.tensor(
-        [[math.fsum(a * b for a, b in zip(r, c, strict=True)) for c in w.tolist()] for r in x.tolist()]
-    )
+    want = torch.tensor([[math.fsum(a * b for a, b in zip(r, c, strict=True)) for c in w.tolist()] for r in x.tolist()])
     torch.testing.assert_close(dense.linear(x, handle), want, rtol=0, atol=1e-5)
     torch.testing.assert_close(dense.linear(x, handle, bias), want + bias, rtol=0, atol=1e-5)
 
@@ -49,9 +47,7 @@ def test_rms_norm_by_definition():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_add_rms_norm_norms_the_rounded_sum(dtype):
     x, residual, w = (normal(*s, dtype=dtype, seed=i) for i, s in enumerate([(5, 16), (5, 16), (16,)]))
-    normed, total = dense.add_rms_norm(
-        x, residual, w, eps=1e-6, scale_add=dense.scale_add, rms_norm=dense.rms_norm
-    )
+    normed, total = dense.add_rms_norm(x, residual, w, eps=1e-6, scale_add=dense.scale_add, rms_norm=dense.rms_norm)
     assert total.equal(x + residual)
     assert normed.equal(dense.rms_norm(total, w, eps=1e-6))
 

@@ -1,0 +1,56 @@
+"""Dense kernels and embedding on the CPU, in few calls of torch: a small batch costs calls, not arithmetic.
+
+Legend: T tokens, H heads, D head size, K and N columns in and out, F rotated sizes, V vocabulary, E hidden size.
+"""
+
+import torch
+import torch.nn.functional as F
+
+_TANH = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def linear(x: torch.Tensor, handle: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, K] times the weight [N, K], transposed, plus bias [N]: [T, N]."""
+    return F.linear(x, handle, bias)
+
+
+def rms_norm(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
+    """The norm of x [..., K] times w [K], rounded once."""
+    return torch.rms_norm(x, w.shape, w, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor, *, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of x + residual, and x + residual, which takes the place of `residual`."""
+    residual.add_(x)
+    return torch.rms_norm(residual, w.shape, w, eps), residual
+
+
+def rope(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + F/2) of x [T, H, D] by cos_sin [T, F]. Rounds the first product and the sum."""
+    num_rotated = cos_sin.shape[-1]
+    half = num_rotated // 2
+    cos, sin = cos_sin[:, None, :half], cos_sin[:, None, half:]
+    x1, x2 = x[..., :half], x[..., half:num_rotated]
+    out = torch.empty_like(x)
+    torch.mul(x1, cos, out=out[..., :half]).addcmul_(x2, sin, value=-1)
+    torch.mul(x2, cos, out=out[..., half:num_rotated]).addcmul_(x1, sin)
+    if num_rotated < x.shape[-1]:
+        out[..., num_rotated:] = x[..., num_rotated:]
+    return out
+
+
+def act_mul(x: torch.Tensor, *, act: str) -> torch.Tensor:
+    """act(x[:, :K]) times x[:, K:]: [T, 2K] -> [T, K]; act is "silu", "gelu" or "gelu_tanh"."""
+    gate, up = x.chunk(2, -1)
+    active = F.silu(gate) if act == "silu" else F.gelu(gate, approximate=_TANH[act])
+    return active.mul_(up)
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, *, first: int) -> torch.Tensor:
+    """Rows of `table` [V, E], which holds the ids from `first` on: [T, E]. Ids held elsewhere give zeros."""
+    local = ids - first if first else ids
+    foreign = (local < 0) | (local >= table.shape[0])
+    x = table.index_select(0, local.clamp(0, table.shape[0] - 1))
+    return x.masked_fill_(foreign[:, None], 0) if foreign.any() else x

@@ -1,0 +1,63 @@
+"""The host processor as a device. Imports torch only when it is opened."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from core.errors import DeviceError
+from core.plugin import Device, DeviceFacts, Memory, Unavailable
+from devices.cpu import machine
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST_TORCH = (2, 5)
+
+
+class CpuDevice(Device):
+    """All processors that this process may use, as one device."""
+
+    def probe(self) -> DeviceFacts | Unavailable:
+        """What the machine has, or what is wrong with the installed torch."""
+        try:
+            installed = version("torch")
+        except PackageNotFoundError:
+            return Unavailable("torch is not installed: install the extra 'cpu' of this package")
+        if _release(installed) < OLDEST_TORCH:
+            oldest = ".".join(map(str, OLDEST_TORCH))
+            return Unavailable(f"torch {installed} is older than {oldest}: install torch {oldest} or later")
+        sets = machine.instruction_sets()
+        # Without instructions for it, bfloat16 is emulated, and slower than float32.
+        fast_bf16 = machine.BF16_SETS.intersection(sets)
+        return DeviceFacts(
+            name="cpu",
+            torch_device_type="cpu",
+            arch=f"{machine.model_name()} ({', '.join(sets) or 'instruction sets unknown'})",
+            count=1,
+            memory_bytes=machine.memory_bytes()[1],
+            dtypes=("bfloat16", "float32", "float16") if fast_bf16 else ("float32", "bfloat16", "float16"),
+            host_memory=True,
+            accelerator=False,
+            max_depth=0,
+        )
+
+    def open(self, index: int) -> torch.device:
+        """Take every usable processor for torch. Raises: DeviceError for an index other than 0."""
+        if index != 0:
+            raise DeviceError(f"cpu device {index} does not exist: there is one, of all processors; use index 0")
+        import torch
+
+        torch.set_num_threads(machine.num_cpus())
+        return torch.device("cpu")
+
+    def memory(self) -> Memory:
+        return Memory(*machine.memory_bytes())
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: a call of torch on the CPU returns when its work is done."""
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version such as 2.13.0+cpu."""
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2])

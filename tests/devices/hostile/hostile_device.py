@@ -1,0 +1,136 @@
+"""A deliberately impolite device on CPU memory: what core may not take for granted.
+
+- steps come in a few bucket shapes only, and a compiled step is refused inputs that moved
+- KV pages hold 64 tokens, in INT8 with scales, in a layout of its own
+- fresh memory is full of NaN and of the largest numbers
+- copies land when they are waited for, not before
+"""
+
+from __future__ import annotations
+
+import torch
+
+from core.kernels.reference.kv import KVLayout, Plane
+from core.kernels.table import Implementation
+from core.plugin import Device, DeviceFacts, Event, Memory, ShapePolicy, Support, hookimpl
+
+API = (1, 0)
+PAGE = 64
+SUPPORT = Support(dtypes=frozenset({"float32", "bfloat16"}), page_sizes=frozenset({PAGE}))
+
+
+class LateCopy(Event):
+    """Lands when waited for, and reads its source only then."""
+
+    def __init__(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._copy: tuple[torch.Tensor, torch.Tensor] | None = (dst, src)
+
+    def wait(self) -> None:
+        if self._copy:
+            dst, src = self._copy
+            dst.copy_(src)
+            self._copy = None
+
+    synchronize = wait
+
+
+class HostileDevice(Device):
+    def probe(self) -> DeviceFacts:
+        return DeviceFacts(
+            name="hostile",
+            torch_device_type="cpu",
+            arch="a test",
+            count=1,
+            memory_bytes=1 << 28,
+            dtypes=("float32", "bfloat16"),
+            host_memory=True,
+            accelerator=False,
+            implicit=False,
+            shapes=ShapePolicy(tokens=(4, 16, 96), seqs=(2, 8), blocks=(1, 2, 4, 8)),
+        )
+
+    def open(self, index: int) -> torch.device:
+        return torch.device("cpu")
+
+    def memory(self) -> Memory:
+        return Memory(1 << 28, 1 << 28)
+
+    def synchronize(self) -> None:
+        pass
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        poison = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
+        return torch.full(shape, poison, dtype=dtype)
+
+    def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, torch.iinfo(dtype).max, dtype=dtype)
+
+    def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> Event:
+        return LateCopy(dst, src)
+
+    def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> Event:
+        return LateCopy(dst, src.clone())  # the device reads in order; the host sees it late
+
+    def compile(self, step, key):
+        policy = self.probe().shapes
+        assert key.tokens in policy.tokens, key
+        assert key.seqs in policy.seqs, key
+        assert key.blocks in policy.blocks, key
+        assert key.logits in policy.seqs, key
+        addresses: list[int] = []
+
+        def run(weights, x, last_ids, kv):
+            tensors = [x.token_ids, x.positions, x.query_starts, x.kv_lens, x.temperature, *x.slots, *x.block_tables]
+            now = [t.data_ptr() for t in tensors]
+            addresses[:] = addresses or now
+            assert addresses == now, "inputs of a compiled step moved"
+            assert x.key == key
+            assert x.positions.shape == (key.tokens,)
+            return step(weights, x, last_ids, kv)
+
+        return run
+
+
+def kv_layout(*, num_kv_heads: int, head_size: int, page_tokens: int, dtype: str) -> KVLayout:
+    """One plane of codes [K or V, P, H, D, page], one of scales [P, K or V, H, page]."""
+    codes = Plane("int8", (2, 0, num_kv_heads, head_size, page_tokens), 1)
+    scales = Plane("float32", (0, 2, num_kv_heads, page_tokens), 0)
+    num_bytes = 2 * num_kv_heads * page_tokens * (head_size + 4)
+    return KVLayout((codes, scales), num_bytes, f"hostile-int8-{dtype}")
+
+
+class KV:
+    """Knows the dtype that the model computes in, which `kv_gather` must give back."""
+
+    dtype = torch.float32
+
+    def write(self, k, v, planes, slots, *, page_tokens):
+        codes, scales = planes
+        KV.dtype = k.dtype
+        slots = slots.clamp(min=0).long()
+        page, offset = slots // page_tokens, slots % page_tokens
+        for which, x in enumerate((k.float(), v.float())):
+            scale = x.abs().amax(-1).clamp(min=1e-12) / 127
+            codes[which, page, :, :, offset] = (x / scale[..., None]).round().to(torch.int8)
+            scales[page, which, :, offset] = scale
+        return planes
+
+    def gather(self, planes, pages):
+        codes, scales = planes
+        out = []
+        for which in (0, 1):
+            x = codes[which][pages].float() * scales[pages, which][..., None, :]
+            out.append(x.movedim(-1, -3).to(KV.dtype))
+        return tuple(out)
+
+
+@hookimpl
+def core_device() -> Device:
+    return HostileDevice()
+
+
+@hookimpl
+def core_kernels() -> list[Implementation]:
+    kv = KV()
+    rows = {"kv_layout": kv_layout, "kv_write": kv.write, "kv_gather": kv.gather}
+    return [Implementation(row, kernel, "hostile", SUPPORT) for row, kernel in rows.items()]

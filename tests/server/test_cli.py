@@ -1,0 +1,158 @@
+"""The command line: numbers, one-line errors, and the commands that do not serve."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from processes import CORE, run_core
+
+from server.commands.options import parse_count, parse_kernels
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4096", 4096),
+        ("32K", 32768),
+        ("32k", 32000),
+        ("25.6k", 25600),
+        ("1M", 2**20),
+        ("1.5M", 1572864),
+        ("2g", 2 * 10**9),
+    ],
+)
+def test_counts(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "-1", "1e3", "1.0001k", "12Q", "0x10"])
+def test_wrong_counts(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_count(text)
+
+
+def test_kernels() -> None:
+    assert parse_kernels(["rms_norm=reference", "rope=cpu"]) == {"rms_norm": "reference", "rope": "cpu"}
+    for pair in ("rms_norm", "=cpu", "rms_norm="):
+        with pytest.raises(typer.BadParameter):
+            parse_kernels([pair])
+
+
+def test_help_is_fast_and_light() -> None:
+    """The commands import what they need only when they run."""
+    start_s = time.monotonic()
+    for args in ([], ["--help"], ["serve", "--help"], ["bench", "latency", "--help"]):
+        assert run_core(*args).returncode == 0
+    assert (time.monotonic() - start_s) / 4 < 0.5
+    loaded = "import server.cli, sys; print([m for m in ('torch', 'fastapi', 'zmq', 'tokenizers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nothing"], ["nothing"]),
+        (["serve", "--prot", "5"], ["--prot"]),
+        (["serve", "--max-num-seqs", "zz"], ["--max-num-seqs", "zz"]),
+        (["serve", "--port", "70000"], ["--port", "65535"]),
+        (["serve", "--on-engine-failure", "dance"], ["dance", "restart"]),
+        (["serve", "--kernel", "rms_norm"], ["rms_norm", "ROW=PROVIDER"]),
+        (["plan", "--device", "warp"], ["warp", "cpu"]),
+        (["plan", "--dtype", "float99", "--device", "null"], ["float99", "bfloat16"]),
+        (["plan", "--max-model-len", "100K", "--device", "null"], ["102400", "8192"]),
+        (["plan", "--kernel", "warp=cpu", "--device", "null"], ["warp"]),
+        (["plan", "--kernel", "rope=warp", "--device", "null"], ["rope", "warp"]),
+        (["plan", "--tensor-parallel-size", "2", "--device", "null"], ["tensor_parallel_size", "2", "3"]),
+        (["plan", "--fallback", "maybe", "--device", "null"], ["maybe", "deny"]),
+        (["generate", "--device", "null", "-p", "x", "--temperature", "-1"], ["temperature", "-1"]),
+        (["generate", "--device", "null", "-p", "x", "--max-tokens", "9999"], ["max_tokens", "9999", "8192"]),
+        (["convert", "nowhere/", "/tmp/x"], ["nowhere"]),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(args: list[str], words: list[str]) -> None:
+    done = run_core(*args)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+
+
+def test_devices() -> None:
+    found = {d["name"]: d for d in json.loads(run_core("devices", "--json").stdout)}
+    assert found["null"]["distribution"] == "core"
+    assert found["null"]["implicit"] is False
+    assert "bfloat16" in found["cpu"]["dtypes"]
+    listed = run_core("devices").stdout
+    assert "cpu" in listed
+    assert "null" in listed
+
+
+def test_plan() -> None:
+    plan = json.loads(run_core("plan", "--device", "null", "--max-model-len", "1K", "--json").stdout)
+    values = {v["name"]: v for v in plan["plan"]}
+    assert values["max_model_len"]["value"] == "1024"
+    assert values["max_model_len"]["decided_by"] == "asked for"
+    assert values["device"]["value"] == "null"
+    assert {"attn_paged", "linear", "sample"} <= {k["row"] for k in plan["kernels"]}
+    assert "max_model_len" in run_core("plan", "--device", "null").stdout
+
+
+def test_kernel_override_is_in_the_plan() -> None:
+    args = ("plan", "--device", "null", "--kernel", "rms_norm=reference", "--json")
+    kernels = {k["row"]: k for k in json.loads(run_core(*args).stdout)["kernels"]}
+    assert kernels["rms_norm"]["provider"] == "reference"
+    assert kernels["linear"]["provider"] == "null"
+
+
+def test_generate() -> None:
+    """On the null device each id follows the one before; after the ids of "one two" come those of other words."""
+    from server.models import open_model
+
+    tokenizer = open_model("smollm2").tokenizer()
+    last = tokenizer.encode("one two")[-1]
+    done = run_core("generate", "--device", "null", "--raw", "-p", "one two", "--max-tokens", "12")
+    assert done.returncode == 0
+    assert done.stdout == tokenizer.decode(range(last + 1, last + 13)) + "\n"
+
+
+def test_chat() -> None:
+    """Two turns and the end; the second prompt holds the first turn."""
+    done = subprocess.run(
+        [CORE, "chat", "--device", "null", "--max-tokens", "3"], input="Hi\nAgain\n", capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("> ") == 3
+
+
+def test_convert_writes_what_core_and_others_read(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    assert run_core("convert", "smollm2", str(folder)).returncode == 0
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {p.name for p in folder.iterdir()}
+    again = run_core("convert", "smollm2", str(folder))
+    assert again.returncode == 2
+    assert "holds a checkpoint" in again.stderr
+    args = ("generate", "--device", "null", "--raw", "-p", "one two", "--max-tokens", "12")
+    assert run_core(args[0], str(folder), *args[1:]).stdout == run_core(*args).stdout
+
+
+def test_bench_measures_what_was_asked() -> None:
+    args = ("--device", "null", "--batch-size", "2", "--prefill-len", "64", "--output-len", "8", "--num-iters", "1")
+    measured = json.loads(run_core("bench", "latency", *args, "--json").stdout)
+    assert [r["case"] for r in measured["results"]] == ["decode, batch 2, context 128", "prefill 64"]
+    assert all(r["median"] > 0 and r["runner"] == "core" for r in measured["results"])
+    assert "torch 2" in measured["versions"][0]
+    args = ("--device", "null", "--num-prompts", "3", "--input-len", "16", "--output-len", "8")
+    assert "3 requests, 16 in, 8 out" in run_core("bench", "throughput", *args).stdout
+
+
+@pytest.mark.heavy
+def test_bench_beside_transformers() -> None:
+    args = ("--batch-size", "2", "--prefill-len", "64", "--output-len", "4", "--num-iters", "1", "--json")
+    measured = json.loads(run_core("bench", "latency", "--peer", "transformers", *args, timeout_s=280).stdout)
+    assert [r["runner"] for r in measured["results"]] == ["core", "transformers"] * 2
+    assert any(v.startswith("transformers 5") for v in measured["versions"])
