@@ -71,8 +71,11 @@ class TransformersRunner:
         try:
             import torch
             from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
         except ImportError as error:
             raise ConfigError(f"--peer transformers needs {error.name}: pip install transformers") from None
+        quiet: Any = logging.disable_progress_bar
+        quiet()
         self._torch = torch
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         self.versions = f"transformers {version('transformers')}, torch {version('torch')}, device cpu, {dtype}"

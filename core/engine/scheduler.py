@@ -42,9 +42,10 @@ class _Draft:
 
     def add(self, seq: Sequence, count: int) -> None:
         plan = self.plan
-        samples = seq.frontier + count == seq.num_known
+        start = seq.frontier
+        samples = start + count == seq.num_known
         plan.rows.append(seq.row)
-        plan.starts.append(seq.frontier)
+        plan.starts.append(start)
         plan.counts.append(count)
         plan.samples.append(samples)
         self.items.append((seq, count, samples))
@@ -158,8 +159,10 @@ class Scheduler:
             spare = draft.budget - (len(self.running) - position - 1)
             count = min(seq.num_todo, max(1, spare))
             if count > 0:
+                assert seq.table is not None
+                missing = self.cache.missing(seq.table, seq.frontier + count)
                 # Once pages ran short, what comes free belongs to the sequence that ran short.
-                if (room or not self._missing(seq, count)) and self._make_room(seq, count):
+                if not missing or (room and self._make_room(seq, count, missing)):
                     draft.add(seq, count)
                 else:
                     room = False
@@ -167,15 +170,8 @@ class Scheduler:
                 position += 1
         return room
 
-    def _missing(self, seq: Sequence, count: int) -> int:
-        assert seq.table is not None
-        return self.cache.missing(seq.table, seq.frontier + count)
-
-    def _make_room(self, seq: Sequence, count: int) -> bool:
+    def _make_room(self, seq: Sequence, count: int, missing: int) -> bool:
         """Have pages for `count` more tokens, preempting those after `seq`. False: it must wait, or was preempted."""
-        missing = self._missing(seq, count)
-        if not missing:
-            return True
         while not self.cache.can_take(missing):
             if self._can_take_soon(missing):
                 return False

@@ -27,6 +27,7 @@ class Sequence:
     row             where devices keep their copy of this sequence; 0 while it has none
     keys            prefix keys of the full pages of token_ids, as far as they were needed
     num_cached      prompt tokens found in the prefix cache when it was first admitted
+    num_fed         tokens that will ever be computed: the last one that a request may have is not fed back
     """
 
     request: Request
@@ -41,10 +42,12 @@ class Sequence:
     table: BlockTable | None = None
     num_cached: int | None = None
     stop_ids: frozenset[int] = field(init=False)
+    num_fed: int = field(init=False)
     order: tuple[int, float, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.stop_ids = frozenset(self.request.stop_ids)
+        self.num_fed = len(self.request.prompt_ids) + self.request.max_tokens - 1
         self.order = (self.request.priority, self.request.arrival_s, self.request.request_id)
 
     def __lt__(self, other: Sequence) -> bool:
@@ -63,9 +66,8 @@ class Sequence:
 
     @property
     def num_todo(self) -> int:
-        """Tokens to schedule to catch up; the last token a request may have is never fed back."""
-        last = len(self.request.prompt_ids) + self.request.max_tokens - 1
-        return min(self.num_known, last) - self.frontier
+        """Tokens to schedule to catch up."""
+        return min(self.num_known, self.num_fed) - self.frontier
 
     @property
     def num_outputs(self) -> int:

@@ -67,6 +67,7 @@ class KVCache:
         self.groups = tuple(groups)
         self.page_tokens = page_tokens
         self.prefix_caching = prefix
+        self._windows = [(g, group.retain) for g, group in enumerate(groups) if group.retain is not None]
         self.indexes = [PrefixIndex(n) for n in num_pages]
         self.pools = [
             PagePool(n, on_evict=lambda page, index=index: index.forget(page))  # type: ignore[misc]
@@ -116,7 +117,7 @@ class KVCache:
 
     def can_take(self, num_pages: int) -> bool:
         """Whether every group can hand out `num_pages` pages now."""
-        return all(pool.num_available >= num_pages for pool in self.pools)
+        return all([pool.num_available >= num_pages for pool in self.pools])
 
     def grow(self, table: BlockTable, num_tokens: int) -> list[Edit]:
         """Make room for `num_tokens` tokens. The pages must be there (`missing`, `can_take`)."""
@@ -160,10 +161,8 @@ class KVCache:
 
     def trim(self, table: BlockTable, num_computed: int) -> None:
         """Drop pages that no token from `num_computed` on can see. Devices need not know: nothing reads them."""
-        for g, group in enumerate(self.groups):
-            if group.retain is None:
-                continue
-            keep = max(0, num_computed + 1 - group.retain) // self.page_tokens
+        for g, retain in self._windows:
+            keep = max(0, num_computed + 1 - retain) // self.page_tokens
             keep = min(keep, table.length)
             if keep > table.first[g]:
                 gone = table.pages[g][table.first[g] : keep].copy()

@@ -153,6 +153,8 @@ def test_bench_measures_what_was_asked() -> None:
 @pytest.mark.heavy
 def test_bench_beside_transformers() -> None:
     args = ("--batch-size", "2", "--prefill-len", "64", "--output-len", "4", "--num-iters", "1", "--json")
-    measured = json.loads(run_core("bench", "latency", "--peer", "transformers", *args, timeout_s=280).stdout)
+    done = run_core("bench", "latency", "--peer", "transformers", *args, timeout_s=280)
+    assert done.stderr == ""
+    measured = json.loads(done.stdout)
     assert [r["runner"] for r in measured["results"]] == ["core", "transformers"] * 2
     assert any(v.startswith("transformers 5") for v in measured["versions"])

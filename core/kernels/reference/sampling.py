@@ -47,7 +47,8 @@ def uniform(seed: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
     words = seed.long() & WORD
     zero = torch.zeros_like(words[:, 0])
     first = philox((counter.long() & WORD, zero, zero, zero), (words[:, 0], words[:, 1]))[0]
-    return (first >> 8).float() * 2.0**-24
+    u: torch.Tensor = (first >> 8).float() * 2.0**-24
+    return u
 
 
 def order_keys(logits: torch.Tensor) -> torch.Tensor:
@@ -72,10 +73,41 @@ def weigh(logits: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor) ->
     return torch.exp((logits - top[:, None]) / temperature[:, None])
 
 
-def _keep(
-    logits: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, top_k_max: int
+def draw(
+    logits: torch.Tensor,
+    top: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    u: torch.Tensor,
+    *,
+    top_k_max: int,
+    total: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Which tokens may be drawn, bool [L, V]: the k likeliest; of these, the fewest likeliest with top_p of the sum."""
+    """An id [L] int64 for every row of float32 logits [L, V] with maximum top [L], by the uniform u [L].
+
+    total [L, 1] is the weight of which top_p is a part; None: of the tokens that top_k leaves. Others as in `sample`.
+    """
+    weights = weigh(logits, top, temperature)
+    weights = weights.where(_keep(logits, weights, top_k, top_p, top_k_max, total), 0)
+    reached = weights.cumsum(-1)
+    ids = torch.arange(weights.shape[-1], device=weights.device)
+    # The first token that has weight and takes the sum over u of it. Where sums are made in parallel, they may also
+    # grow at a token without weight, or stay below u of themselves.
+    over = (weights > 0) & (reached > u[:, None] * reached[:, -1:])
+    last = torch.where(weights > 0, ids, 0).amax(-1)
+    return torch.minimum(torch.where(over, ids, weights.shape[-1]).amin(-1), last)
+
+
+def _keep(
+    logits: torch.Tensor,
+    weights: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k_max: int,
+    total: torch.Tensor | None,
+) -> torch.Tensor:
+    """Which tokens may be drawn, bool [L, V]: the k likeliest; of these, the fewest likeliest with top_p of total."""
     size = logits.shape[-1]
     keys = order_keys(logits)
     ranked = keys.topk(min(top_k_max, size), -1)[0] if top_k_max else keys.sort(-1, descending=True)[0]
@@ -83,22 +115,12 @@ def _keep(
     num_kept = torch.where(limited, top_k, ranked.shape[1]).clamp(max=ranked.shape[1]).long()
     keep = ~limited[:, None] | (keys >= ranked.gather(1, num_kept[:, None] - 1))
 
-    total = weights.where(keep, 0).cumsum(-1)[:, -1:]
-    ranked_weights = weights.gather(1, key_ids(ranked, size))
-    missing = ranked_weights.cumsum(-1) < top_p[:, None] * total
+    if total is None:
+        total = weights.where(keep, 0).cumsum(-1)[:, -1:]
+    missing = weights.gather(1, key_ids(ranked, size)).cumsum(-1) < top_p[:, None] * total
     num_likeliest = torch.minimum(missing.sum(-1) + 1, num_kept)
     # top_p 1 keeps everything; in float32, the sum may be reached before the last token.
     return keep & ((top_p >= 1)[:, None] | (keys >= ranked.gather(1, num_likeliest[:, None] - 1)))
-
-
-def _draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The first token, [L], at which the sum of weights [L, V] exceeds u [L] of the total."""
-    reached = weights.cumsum(-1)
-    ids = torch.arange(weights.shape[-1], device=weights.device)
-    # Only tokens that have weight: where sums are made in parallel, they may grow at a token without.
-    over = (weights > 0) & (reached > u[:, None] * reached[:, -1:])
-    last = torch.where(weights > 0, ids, 0).amax(-1)
-    return torch.minimum(torch.where(over, ids, weights.shape[-1]).amin(-1), last)
 
 
 def sample(
@@ -126,10 +148,9 @@ def sample(
     """
     top, best = logits.max(-1)
     if not greedy:
-        wide = logits.float()
-        weights = weigh(wide, top.float(), temperature)
-        weights = weights.where(_keep(wide, weights, top_k, top_p, top_k_max), 0)
-        best = torch.where(temperature > 0, _draw(weights, uniform(seed, counter)), best)
+        u = uniform(seed, counter)
+        drawn = draw(logits.float(), top.float(), temperature, top_k, top_p, u, top_k_max=top_k_max)
+        best = torch.where(temperature > 0, drawn, best)
     return torch.where(torch.isfinite(top), best, -1).int()
 
 

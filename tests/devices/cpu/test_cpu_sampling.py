@@ -44,8 +44,12 @@ def test_top_p_beyond_the_prefix_ranks_everything():
     both(logits, top_p=0.95)
 
 
-def test_ties_at_the_limit():
-    both(torch.randn(400, 50).mul(2).round(), top_k=7, top_p=0.8, top_k_max=7)
+@pytest.mark.parametrize("size", [50, 2000])
+def test_ties_at_the_limit(size):
+    # Of 2000 tokens more are equal at the limit than there are candidates to spare.
+    both(torch.randn(100, size).round(), top_k=7, top_p=0.8, top_k_max=7)
+    both(torch.zeros(20, size), top_k=3)
+    both(torch.zeros(20, size), top_p=0.4)
 
 
 def test_mixed_rows_with_a_promise_of_top_k_max():

@@ -1,0 +1,106 @@
+"""What the host does for a step beside running it: schedule, pack, update, encode. And what a long prefix costs.
+
+Measured on the real parts without a model: a device that draws 1 at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, list[float]]:
+    """Microseconds of each part in each step, `num_seqs` sequences running with about `context` tokens."""
+    import torch
+
+    from core.engine.messages import Outputs
+    from core.engine.pack import Packer, Rows
+    from core.engine.scheduler import Scheduler
+    from core.engine.step import StepOutput
+    from core.kv.cache import KVCache
+    from core.kv.groups import KVGroup
+    from core.plugin import Device, DeviceFacts, Memory, ShapePolicy
+    from core.request import Request
+
+    class HostDevice(Device):
+        """Host memory; nothing runs on it."""
+
+        def probe(self) -> DeviceFacts:
+            return DeviceFacts("host", "cpu", "", 1, 0, ("float32",))
+
+        def open(self, index: int) -> torch.device:
+            return torch.device("cpu")
+
+        def memory(self) -> Memory:
+            return Memory(0, 0)
+
+        def synchronize(self) -> None:
+            """Nothing is ever under way."""
+
+    page, length = 16, context + num_steps + 64
+    blocks = -(-length // page)
+    cache = KVCache([KVGroup(1, 1, 1)], [num_seqs * blocks + 1], page, prefix=True)
+    limits = {"max_tokens": num_seqs * context, "max_seqs": num_seqs, "max_model_len": length}
+    scheduler = Scheduler(cache, **limits, spec=b"cost")
+    rows = Rows(num_seqs + 1, blocks, 1)
+    sizes = {"max_tokens": limits["max_tokens"], "max_seqs": num_seqs, "max_blocks": blocks}
+    packer = Packer(HostDevice(), torch.device("cpu"), rows, page_tokens=page, shapes=ShapePolicy(), **sizes, sets=1)
+    for i in range(num_seqs):
+        ids = [2 + (i + j) % 1000 for j in range(context - i % page)]  # page ends do not fall together
+        sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": i, "stop_ids": [0]}
+        scheduler.add(Request(request_id=f"request-{i}", prompt_ids=ids, max_tokens=num_steps + 8, **sampling))
+    costs: dict[str, list[float]] = {"schedule": [], "pack": [], "update": [], "encode": []}
+
+    def timed(name: str, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        costs[name].append((time.perf_counter() - start) * 1e6)
+        return result
+
+    for _ in range(num_steps):
+        plan = timed("schedule", scheduler.schedule)
+        timed("pack", lambda plan=plan: (rows.apply(plan), packer.pack(plan)))  # type: ignore[misc]
+        drawn = StepOutput([1] * sum(plan.samples))
+        outputs = timed("update", lambda drawn=drawn: scheduler.update(drawn))  # type: ignore[misc]
+        timed("encode", lambda outputs=outputs: msgspec.msgpack.encode(Outputs(outputs)))  # type: ignore[misc]
+    steady = {name: values[num_steps // 10 :] for name, values in costs.items()}  # without the prompts' steps
+    steady["sum"] = [sum(parts) for parts in zip(*steady.values(), strict=True)]
+    return steady
+
+
+def prefix_costs(num_tokens: int, repetitions: int) -> dict[str, list[float]]:
+    """Microseconds to find and pin a cached prefix of `num_tokens` tokens, and that of a turn that continues it."""
+    from core.kv.cache import KVCache
+    from core.kv.groups import KVGroup
+    from core.kv.prefix import chain_keys, root_key
+
+    page, turn = 16, 512
+    num_pages = (num_tokens + turn) // page
+    cache = KVCache([KVGroup(1, 1, 1)], [num_pages + 8], page, prefix=True)
+    ids = list(range(num_tokens + turn))
+    keys = chain_keys(root_key(b"cost", ""), ids, page)
+    table = cache.open(cache.lease(b"", 0))
+    costs: dict[str, list[float]] = {"find and pin": [], "continuing turn": []}
+    cache.grow(table, num_tokens)
+    cache.commit(table, keys, num_tokens // page)
+    for name in costs:
+        for _ in range(repetitions):
+            start = time.perf_counter()
+            lease = cache.lease(keys, num_tokens + turn - 1)
+            costs[name].append((time.perf_counter() - start) * 1e6)
+            assert lease.num_tokens == num_tokens, "the prefix was not found"
+            cache.cancel(lease)
+        if name == "find and pin":  # the first turn ends: its pages are held by nobody, like any finished session's
+            cache.close(table)
+    return costs
+
+
+def summary(values: list[float]) -> tuple[float, float]:
+    """Median and 99th percentile."""
+    return statistics.median(values), statistics.quantiles(values, n=100)[98]
