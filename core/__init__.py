@@ -1,9 +1,9 @@
 """An inference engine for large language models whose core knows no chip.
 
-    from core import LLM, SamplingParams
+from core import LLM, SamplingParams
 
-    with LLM("smollm2") as llm:
-        print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
+with LLM("smollm2") as llm:
+    print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
 """
 
 from typing import TYPE_CHECKING, Any

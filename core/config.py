@@ -80,7 +80,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
         for name, choice, choices in among:
             if choice not in choices:
-                raise ConfigError(f"{name} is {choice}: choose among {', '.join(str(c) for c in choices if c is not None)}")
+                raise ConfigError(
+                    f"{name} is {choice}: choose among {', '.join(str(c) for c in choices if c is not None)}"
+                )
         if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization is {self.memory_utilization}: it must be above 0 and at most 1")
 
@@ -179,7 +181,9 @@ def resolve(
     _choose_page(c, config, facts, page_sizes)
     share = HOST_MEMORY_SHARE if facts.host_memory else DEVICE_MEMORY_SHARE
     c.ask("memory_utilization", config.memory_utilization, share, "default for the kind of memory")
-    c.set("prefix_caching", config.enable_prefix_caching, "asked for" if not config.enable_prefix_caching else "default")
+    c.set(
+        "prefix_caching", config.enable_prefix_caching, "asked for" if not config.enable_prefix_caching else "default"
+    )
     _choose_ranks(c, config, split)
     if config.pipeline_depth is not None and config.pipeline_depth > facts.max_depth:
         note = f"asked for; device {facts.name} gains nothing above {facts.max_depth}"
@@ -207,7 +211,9 @@ def choose_dtype(config: EngineConfig, facts: DeviceFacts, model_dtype: str) -> 
 def _choose_length(c: _Choices, config: EngineConfig, model_max_len: int) -> None:
     asked = config.max_model_len
     if asked is not None and asked > model_max_len:
-        raise ConfigError(f"max_model_len is {asked}: the model was made for {model_max_len} tokens; ask for at most that")
+        raise ConfigError(
+            f"max_model_len is {asked}: the model was made for {model_max_len} tokens; ask for at most that"
+        )
     c.ask("max_model_len", asked, model_max_len, "the model")
 
 

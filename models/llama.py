@@ -97,7 +97,13 @@ class Layer:
             out_bias=config.attention_bias,
         )
         self.mlp = GatedMLP(
-            b, name, f"{source}.mlp", hidden=config.hidden_size, inner=config.inner_size, act="silu", bias=config.mlp_bias
+            b,
+            name,
+            f"{source}.mlp",
+            hidden=config.hidden_size,
+            inner=config.inner_size,
+            act="silu",
+            bias=config.mlp_bias,
         )
 
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from core.engine.pack import Packer, Rows
+    from core.engine.step import StepPlan
 
 T = TypeVar("T")
 
@@ -53,8 +58,18 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     packer = Packer(HostDevice(), torch.device("cpu"), rows, page_tokens=page, shapes=ShapePolicy(), **sizes, sets=1)
     for i in range(num_seqs):
         ids = [2 + (i + j) % 1000 for j in range(context - i % page)]  # page ends do not fall together
-        sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": i, "stop_ids": [0]}
-        scheduler.add(Request(request_id=f"request-{i}", prompt_ids=ids, max_tokens=num_steps + 8, **sampling))
+        scheduler.add(
+            Request(
+                request_id=f"request-{i}",
+                prompt_ids=ids,
+                temperature=0.0,
+                top_k=0,
+                top_p=1.0,
+                seed=i,
+                max_tokens=num_steps + 8,
+                stop_ids=[0],
+            )
+        )
     costs: dict[str, list[float]] = {"schedule": [], "pack": [], "update": [], "encode": []}
 
     def timed(name: str, work: Callable[[], T]) -> T:
@@ -65,13 +80,18 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
 
     for _ in range(num_steps):
         plan = timed("schedule", scheduler.schedule)
-        timed("pack", lambda plan=plan: (rows.apply(plan), packer.pack(plan)))  # type: ignore[misc]
+        timed("pack", partial(_pack, rows, packer, plan))
         drawn = StepOutput([1] * sum(plan.samples))
-        outputs = timed("update", lambda drawn=drawn: scheduler.update(drawn))  # type: ignore[misc]
-        timed("encode", lambda outputs=outputs: msgspec.msgpack.encode(Outputs(outputs)))  # type: ignore[misc]
+        outputs = timed("update", partial(scheduler.update, drawn))
+        timed("encode", partial(msgspec.msgpack.encode, Outputs(outputs)))
     steady = {name: values[num_steps // 10 :] for name, values in costs.items()}  # without the prompts' steps
     steady["sum"] = [sum(parts) for parts in zip(*steady.values(), strict=True)]
     return steady
+
+
+def _pack(rows: Rows, packer: Packer, plan: StepPlan) -> None:
+    rows.apply(plan)
+    packer.pack(plan)
 
 
 def prefix_costs(num_tokens: int, repetitions: int) -> dict[str, list[float]]:

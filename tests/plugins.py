@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BARE_PLUGIN = '''
+BARE_PLUGIN = """
 import torch
 from core.plugin import Device, DeviceFacts, Memory, hookimpl
 
@@ -35,7 +35,7 @@ class Bare(Device):
 @hookimpl
 def core_device():
     return Bare()
-'''
+"""
 
 
 def install_plugin(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, source: str, module: str = "") -> None:

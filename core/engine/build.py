@@ -5,7 +5,7 @@ The order is the contract's: probe, open, kernels, plan, bind, and only then wei
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from core.plugin.facts import DeviceFacts, Need
 class Ranks:
     """This process among those that split the model; `group` is a torch.distributed process group."""
 
-    shard: Shard = Shard()
+    shard: Shard = field(default_factory=Shard)
     group: Any = None
 
 
@@ -89,9 +89,7 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     assert device is not None
     where, implementations, notes = _open(candidate, device, facts, ranks)
     plan, kernels = _plan(config, facts, model_config, implementations, tap)
-    builder = Builder(
-        kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group
-    )
+    builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
     model = spec.build(model_config, builder)
     groups = model_config.kv_groups
     step = StepFunction(model, kernels, groups, plan, ranks.group)
@@ -202,6 +200,8 @@ def _planes(a: Assembly, group: int, num_pages: int) -> list[Planes]:
     layout = a.layouts[group]
     dtypes = [TORCH_DTYPES[plane.dtype] for plane in layout.planes]
     return [
-        tuple(a.device.empty(shape, dtype, a.where) for shape, dtype in zip(layout.shapes(num_pages), dtypes, strict=True))
+        tuple(
+            a.device.empty(shape, dtype, a.where) for shape, dtype in zip(layout.shapes(num_pages), dtypes, strict=True)
+        )
         for _ in range(a.groups[group].num_layers)
     ]

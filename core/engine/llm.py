@@ -120,9 +120,7 @@ class LLM:
         text = render(self._template, list(messages), add_generation_prompt=True, special_tokens=self._special_tokens)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def chat(
-        self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None
-    ) -> RequestOutput:
+    def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None) -> RequestOutput:
         """Answer a conversation: a list of {"role", "content"}. Raises as `generate`."""
         return self.generate([self.chat_prompt(messages)], sampling)[0]
 
@@ -133,7 +131,9 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

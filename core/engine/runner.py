@@ -71,7 +71,14 @@ class StepFunction:
         ]
         logits_LV, hidden_LE, kv = self._model(w, ids_T, x, plans, kv)
         ids_L = self._sample(
-            logits_LV, x.temperature, x.top_k, x.top_p, x.seed, x.counter, greedy=x.key.greedy, top_k_max=x.key.top_k_max
+            logits_LV,
+            x.temperature,
+            x.top_k,
+            x.top_p,
+            x.seed,
+            x.counter,
+            greedy=x.key.greedy,
+            top_k_max=x.key.top_k_max,
         )
         if self._share:
             ids_L = self._share(ids_L)

@@ -19,39 +19,13 @@ from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Seq
 
+from core.engine.batch import Batch
 from core.engine.sequence import Sequence, Status
 from core.engine.step import NewSequence, StepOutput, StepPlan
 from core.errors import RequestError
 from core.kv.cache import KVCache
 from core.kv.prefix import KEY_BYTES, chain_keys, root_key
 from core.request import Request, SequenceOutput
-
-
-class _Draft:
-    """A plan being made."""
-
-    def __init__(self, budget: int, max_seqs: int) -> None:
-        self.budget = budget
-        self.max_seqs = max_seqs
-        self.items: list[tuple[Sequence, int, bool]] = []
-        self.plan = StepPlan([], [], [], [], [], [])
-
-    @property
-    def full(self) -> bool:
-        return self.budget < 1 or len(self.items) >= self.max_seqs
-
-    def add(self, seq: Sequence, count: int) -> None:
-        plan = self.plan
-        start = seq.frontier
-        samples = start + count == seq.num_known
-        plan.rows.append(seq.row)
-        plan.starts.append(start)
-        plan.counts.append(count)
-        plan.samples.append(samples)
-        self.items.append((seq, count, samples))
-        self.budget -= count
-        seq.num_scheduled += count
-        seq.num_pending += samples
 
 
 class Scheduler:
@@ -137,33 +111,33 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan the next step. Empty when nothing can run before a step in flight retires."""
-        draft = _Draft(self.max_tokens, self.max_seqs)
-        room = self._continue_running(draft)
+        batch = Batch(self.max_tokens, self.max_seqs)
+        room = self._continue_running(batch)
         if room:
-            self._admit_waiting(draft)
-        plan = draft.plan
-        if draft.items:
+            self._admit_waiting(batch)
+        plan = batch.plan
+        if batch.items:
             plan.edits.extend(self._edits)
             self._edits.clear()
-            self._flights.append(draft.items)
-        assert draft.items or self._flights or not self._by_id, "nothing can run and nothing is in flight"
+            self._flights.append(batch.items)
+        assert batch.items or self._flights or not self._by_id, "nothing can run and nothing is in flight"
         return plan
 
-    def _continue_running(self, draft: _Draft) -> bool:
+    def _continue_running(self, batch: Batch) -> bool:
         """Give running sequences their tokens. False when pages ran short: then nobody new is admitted."""
         room = True
         position = 0
-        while position < len(self.running) and not draft.full:
+        while position < len(self.running) and not batch.full:
             seq = self.running[position]
             # Each sequence after this one can still get a token in this step.
-            spare = draft.budget - (len(self.running) - position - 1)
+            spare = batch.budget - (len(self.running) - position - 1)
             count = min(seq.num_todo, max(1, spare))
             if count > 0:
                 assert seq.table is not None
                 missing = self.cache.missing(seq.table, seq.frontier + count)
                 # Once pages ran short, what comes free belongs to the sequence that ran short.
                 if not missing or (room and self._make_room(seq, count, missing)):
-                    draft.add(seq, count)
+                    batch.add(seq, count)
                 else:
                     room = False
             if seq.status is Status.RUNNING:
@@ -194,8 +168,8 @@ class Scheduler:
                 return False
         return True
 
-    def _admit_waiting(self, draft: _Draft) -> None:
-        while self._waiting and self._rows and not draft.full and len(self.running) < self.max_seqs:
+    def _admit_waiting(self, batch: Batch) -> None:
+        while self._waiting and self._rows and not batch.full and len(self.running) < self.max_seqs:
             seq = self._waiting[0]
             if seq.status is Status.FINISHED:
                 heapq.heappop(self._waiting)
@@ -212,21 +186,21 @@ class Scheduler:
             seq.num_computed = lease.num_tokens
             if seq.num_cached is None:
                 seq.num_cached = lease.num_tokens
-            self._start(seq, draft)
+            self._start(seq, batch)
 
-    def _start(self, seq: Sequence, draft: _Draft) -> None:
+    def _start(self, seq: Sequence, batch: Batch) -> None:
         seq.status = Status.RUNNING
         seq.row = self._rows.pop()
         insort(self.running, seq)
         assert seq.table is not None
-        count = min(seq.num_todo, draft.budget)
+        count = min(seq.num_todo, batch.budget)
         self.cache.grow(seq.table, seq.frontier + count)
         r = seq.request
         tables = [pages[: seq.table.length].tolist() for pages in seq.table.pages]
-        draft.plan.new.append(
+        batch.plan.new.append(
             NewSequence(seq.row, list(seq.token_ids), tables, r.temperature, r.top_k, r.top_p, r.seed)
         )
-        draft.add(seq, count)
+        batch.add(seq, count)
 
     def update(self, output: StepOutput) -> list[SequenceOutput]:
         """Retire the oldest step in flight with what it drew."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from core.config import Binding
 from core.errors import ConfigError, PluginError
-from core.kernels.table import KV_BUNDLE, TABLE, Implementation, Kernel, Row
+from core.kernels.row import Implementation, Kernel, Row
+from core.kernels.table import KV_BUNDLE, TABLE
 from core.plugin.facts import Need
 
 REFERENCE = "reference"
@@ -30,7 +31,11 @@ class KernelSet:
     """
 
     def __init__(
-        self, implementations: Iterable[Implementation], overrides: Mapping[str, str], kv_need: Need, tap: Tap | None = None
+        self,
+        implementations: Iterable[Implementation],
+        overrides: Mapping[str, str],
+        kv_need: Need,
+        tap: Tap | None = None,
     ) -> None:
         self._by_row: dict[str, list[Implementation]] = {name: [] for name in TABLE}
         for implementation in implementations:
@@ -100,7 +105,9 @@ class KernelSet:
         """The provider of the layout; None is the reference."""
         asked = {self._overrides[n] for n in ("kv_layout", "kv_write", "kv_gather") if n in self._overrides}
         if len(asked) > 1:
-            raise ConfigError(f"--kernel: kv_layout, kv_write and kv_gather form a bundle, not {' and '.join(sorted(asked))}")
+            raise ConfigError(
+                f"--kernel: kv_layout, kv_write and kv_gather form a bundle, not {' and '.join(sorted(asked))}"
+            )
         if asked == {REFERENCE}:
             return None, "asked for"
         reasons = []
@@ -124,7 +131,9 @@ class KernelSet:
         have = {i.row for i in self._of(provider, KV_BUNDLE)}
         for name in ("kv_write", "kv_gather"):
             if name not in have:
-                raise PluginError(f"{provider} supplies kv_layout without {name}: only it knows its layout; supply both")
+                raise PluginError(
+                    f"{provider} supplies kv_layout without {name}: only it knows its layout; supply both"
+                )
         if "attn_plan" in have and "attn_paged" not in have:
             raise PluginError(f"{provider} supplies attn_plan without attn_paged: nothing else can read its plan")
 
@@ -146,5 +155,7 @@ class KernelSet:
         """Page sizes that the KV bundle's provider takes; None: any."""
         if self._kv_provider is None:
             return None
-        sizes = [i.support.page_sizes for i in self._of(self._kv_provider, KV_BUNDLE) if i.support.page_sizes is not None]
+        sizes = [
+            i.support.page_sizes for i in self._of(self._kv_provider, KV_BUNDLE) if i.support.page_sizes is not None
+        ]
         return frozenset.intersection(*sizes) if sizes else None

@@ -15,65 +15,8 @@ rows and columns of a weight. All ids, positions, slots and tables are int32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
-
 from core.kernels.reference import attention, comm, copy, dense, gather, kv, sampling
-from core.plugin.facts import Support
-
-Kernel = Callable[..., Any]
-
-
-class Group(Enum):
-    """What plugins supply: the first four need hardware knowledge most."""
-
-    ATTENTION = "attention"
-    GATHER = "gather"
-    COMM = "comm"
-    COPY = "copy"
-    DENSE = "dense"
-    SAMPLING = "sampling"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One kernel.
-
-    shapes       arguments -> results; after `|` what is fixed at build or by the shape of the step
-    reference    torch semantics
-    rounding     where results are rounded to the activation dtype, beyond the final store
-    tolerance    class of the error bound in conformance
-    mutates      arguments written in place (and returned)
-    overwrites   arguments whose content may be destroyed
-    production   must be native for the production certificate
-    parts        rows this one is composed of: handed to the reference as keyword arguments, bound
-    bundle       rows of one bundle come from one provider
-    """
-
-    name: str
-    group: Group
-    shapes: str
-    reference: Kernel
-    rounding: str = ""
-    tolerance: str = "exact"
-    mutates: tuple[str, ...] = ()
-    overwrites: tuple[str, ...] = ()
-    production: bool = False
-    parts: tuple[str, ...] = ()
-    bundle: str | None = None
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """A plugin's own version of a row."""
-
-    row: str
-    kernel: Kernel
-    provider: str
-    support: Support = field(default_factory=Support)
-
+from core.kernels.row import Group, Row
 
 _ROWS = (
     # attention
@@ -103,9 +46,19 @@ _ROWS = (
         tolerance="elementwise",
     ),
     # gather
-    Row("embed", Group.GATHER, "ids_T, table_VE | first -> x_TE; ids outside [first, first + V) give zeros", gather.embed),
+    Row(
+        "embed",
+        Group.GATHER,
+        "ids_T, table_VE | first -> x_TE; ids outside [first, first + V) give zeros",
+        gather.embed,
+    ),
     Row("gather_rows", Group.GATHER, "x_R..., rows_K -> y_K...", gather.gather_rows),
-    Row("take_ids", Group.GATHER, "ids_T, source_rows_T, last_ids_R -> ids_T; source row 0 keeps the id", gather.take_ids),
+    Row(
+        "take_ids",
+        Group.GATHER,
+        "ids_T, source_rows_T, last_ids_R -> ids_T; source row 0 keeps the id",
+        gather.take_ids,
+    ),
     Row(
         "put_ids",
         Group.GATHER,
@@ -113,7 +66,13 @@ _ROWS = (
         gather.put_ids,
         mutates=("last_ids",),
     ),
-    Row("kv_layout", Group.GATHER, "| num_kv_heads, head_size, page_tokens, dtype -> KVLayout", kv.kv_layout, bundle="kv"),
+    Row(
+        "kv_layout",
+        Group.GATHER,
+        "| num_kv_heads, head_size, page_tokens, dtype -> KVLayout",
+        kv.kv_layout,
+        bundle="kv",
+    ),
     Row(
         "kv_write",
         Group.GATHER,
@@ -181,7 +140,13 @@ _ROWS = (
         mutates=("target",),
         bundle="kv",
     ),
-    Row("copy_rows", Group.COPY, "target_R..., rows_K, values_K... -> target; row -1 skips", copy.copy_rows, mutates=("target",)),
+    Row(
+        "copy_rows",
+        Group.COPY,
+        "target_R..., rows_K, values_K... -> target; row -1 skips",
+        copy.copy_rows,
+        mutates=("target",),
+    ),
     # dense
     Row("pack_weight", Group.DENSE, "w_NK | scheme -> handle, once at load", dense.pack_weight),
     Row(
@@ -193,7 +158,13 @@ _ROWS = (
         tolerance="gemm",
         production=True,
     ),
-    Row("quant_act", Group.DENSE, "x_TK -> codes_TK int8, scale_T float32; symmetric per row", dense.quant_act, tolerance="quant"),
+    Row(
+        "quant_act",
+        Group.DENSE,
+        "x_TK -> codes_TK int8, scale_T float32; symmetric per row",
+        dense.quant_act,
+        tolerance="quant",
+    ),
     Row(
         "rms_norm",
         Group.DENSE,
@@ -242,11 +213,17 @@ _ROWS = (
         sampling.penalize,
         tolerance="elementwise",
     ),
-    Row("apply_mask", Group.SAMPLING, "logits_LV, mask_L(V/32) bits -> logits_LV, -inf where the bit is 0", sampling.apply_mask),
+    Row(
+        "apply_mask",
+        Group.SAMPLING,
+        "logits_LV, mask_L(V/32) bits -> logits_LV, -inf where the bit is 0",
+        sampling.apply_mask,
+    ),
     Row(
         "sample",
         Group.SAMPLING,
-        "logits_LV, temperature_L, top_k_L, top_p_L, seed_L2, counter_L | greedy, top_k_max -> ids_L; -1 for a row with NaN",
+        "logits_LV, temperature_L, top_k_L, top_p_L, seed_L2, counter_L | greedy, top_k_max "
+        "-> ids_L; -1 for a row with NaN",
         sampling.sample,
         rounding="probabilities in float32",
         tolerance="sampling",

@@ -63,7 +63,7 @@ class KVCache:
     """Pools and indexes of all groups, each with `num_pages` pages of `page_tokens` tokens (page 0 is null)."""
 
     def __init__(self, groups: Sequence[KVGroup], num_pages: Sequence[int], page_tokens: int, prefix: bool) -> None:
-        assert groups and groups[0].retain is None, "the first group keeps every token: it decides how far a prefix goes"
+        assert groups[0].retain is None, "the first group keeps every token: it decides how far a prefix goes"
         self.groups = tuple(groups)
         self.page_tokens = page_tokens
         self.prefix_caching = prefix

@@ -75,7 +75,9 @@ class PagePool:
         Raises: CapacityError when fewer are available; then nothing was taken.
         """
         if num > self.num_available:
-            raise CapacityError(f"{num} KV pages were asked for and {self.num_available} of {self.num_pages} can be had")
+            raise CapacityError(
+                f"{num} KV pages were asked for and {self.num_available} of {self.num_pages} can be had"
+            )
         while len(self._free) < num:
             self._evict(self._order.pop())
         cut = len(self._free) - num

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # families are looked up in processes that never load torch
     import torch
 
     from core.kernels.bind import KernelSet
-    from core.kernels.table import Kernel
+    from core.kernels.row import Kernel
 
 Weights = Mapping[str, Any]
 Planes: TypeAlias = "tuple[torch.Tensor, ...]"
@@ -189,9 +189,7 @@ class AddRMSNorm:
         self.weight = b.param(Param(name, (size,), (Source(source),)))
         self._add_norm = b.kernels.bind("add_rms_norm", b.need(k=size), eps=eps)
 
-    def __call__(
-        self, w: Weights, x_TE: torch.Tensor, residual_TE: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, w: Weights, x_TE: torch.Tensor, residual_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y_TE, sum_TE = self._add_norm(x_TE, residual_TE, w[self.weight])
         return y_TE, sum_TE
 

@@ -98,9 +98,10 @@ class Loader:
             part = self._slice(source)
             end = row + part.shape[0]
             if part.shape[1:] != param.shape[1:] or end > param.shape[0]:
+                stored = tuple(self._source.shape(source.name))
                 raise ConfigError(
-                    f"{self._source.name}: tensor {source.name} has shape {tuple(self._source.shape(source.name))}, which "
-                    f"does not fit {param.name} {param.shape} as config.json describes it: the files do not belong together"
+                    f"{self._source.name}: tensor {source.name} of shape {stored} does not "
+                    f"fit {param.name} {param.shape} as config.json has it: the files do not belong together"
                 )
             self._device.h2d(target[row:end], part.to(self._dtype)).synchronize()
             row = end
@@ -112,8 +113,8 @@ class Loader:
         """Rows past the end of a table that ranks share unevenly."""
         if len(param.sources) > 1 or param.sources[0].axis != 0 or self._shard.size == 1:
             raise ConfigError(
-                f"{self._source.name}: {param.sources[0].name} has {param.shape[0] - len(rest)} rows and {param.name} needs "
-                f"{param.shape[0]} as config.json describes it: the files do not belong together"
+                f"{self._source.name}: {param.sources[0].name} has {param.shape[0] - len(rest)} rows and {param.name} "
+                f"needs {param.shape[0]} as config.json has it: the files do not belong together"
             )
         self._device.h2d(rest, torch.zeros(tuple(rest.shape), dtype=self._dtype)).synchronize()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from core.kernels.table import Implementation
+    from core.kernels.row import Implementation
     from core.model.spec import ModelSpec, WeightsPackage
     from core.plugin.device import Device
     from core.plugin.facts import DeviceFacts

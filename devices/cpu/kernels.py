@@ -1,7 +1,7 @@
 """Which rows of the kernel table the CPU supplies, and what each takes."""
 
 from core.kernels.dtypes import TORCH_DTYPES
-from core.kernels.table import Implementation, Kernel
+from core.kernels.row import Implementation, Kernel
 from core.plugin import DeviceFacts, Support
 from devices.cpu import attention, dense, kv, plan, sampling
 

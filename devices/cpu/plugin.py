@@ -8,7 +8,7 @@ from core.plugin import Device, DeviceFacts, hookimpl
 from devices.cpu.device import CpuDevice
 
 if TYPE_CHECKING:
-    from core.kernels.table import Implementation
+    from core.kernels.row import Implementation
 
 API = (1, 0)
 

@@ -2,7 +2,7 @@
 
 How it works. Greedy rows take their maximum. Rows with limits are cut down to a few candidates in order of id, and
 drawn by the reference as if these were the vocabulary: with top_k, some more than the greatest top_k; with top_p
-alone, PREFIX. topk takes any of equal logits, so only candidates above the best one left out are sure. A row whose limit is
+alone, PREFIX. topk takes any of equal logits, so only candidates above the last one are sure. A row whose limit is
 not met by sure candidates is drawn whole.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from core.kernels.reference.kv import KVLayout, Plane
-from core.kernels.table import Implementation
+from core.kernels.row import Implementation
 
 _PAGES = KVLayout((Plane("int8", (0,), 0),), bytes_per_page=1, format_id="null")
 

@@ -14,7 +14,7 @@ from core.plugin import Device, DeviceFacts, Memory, Unavailable, hookimpl
 if TYPE_CHECKING:
     import torch
 
-    from core.kernels.table import Implementation
+    from core.kernels.row import Implementation
 
 API = (1, 0)
 
@@ -59,5 +59,3 @@ def core_kernels() -> list[Implementation]:
     from devices.null.kernels import NullKernels
 
     return NullKernels().implementations()
-
-

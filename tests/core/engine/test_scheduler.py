@@ -83,7 +83,12 @@ class Arithmetic:
 
 
 def make(
-    num_pages: int = 40, page: int = 2, depth: int = 0, max_tokens: int = 8, max_seqs: int = 4, window: int | None = None
+    num_pages: int = 40,
+    page: int = 2,
+    depth: int = 0,
+    max_tokens: int = 8,
+    max_seqs: int = 4,
+    window: int | None = None,
 ) -> tuple[Scheduler, Arithmetic]:
     groups = [KVGroup(1, 1, 1)] + ([KVGroup(1, 1, 1, retain=window)] if window else [])
     pages = [num_pages] * len(groups)
@@ -131,7 +136,9 @@ def run(scheduler: Scheduler, device: Arithmetic, depth: int, between=lambda: No
     raise AssertionError("livelock")
 
 
-def request(i: int, prompt: list[int], max_tokens: int, stop_ids: list[int] | None = None, priority: int = 0) -> Request:
+def request(
+    i: int, prompt: list[int], max_tokens: int, stop_ids: list[int] | None = None, priority: int = 0
+) -> Request:
     return Request(
         request_id=str(i),
         prompt_ids=prompt,

@@ -63,7 +63,9 @@ def test_greedy_text_equals_transformers(llm, wanted):
     assert [llm.tokenizer.encode(prompt) for prompt in PROMPTS] == prompts
     together = llm.generate(PROMPTS, greedy())
     assert [out.token_ids for out in together] == outputs
-    again = llm.generate([ids + more for ids, more in zip(prompts, outputs, strict=True)], SamplingParams(temperature=0.0))
+    again = llm.generate(
+        [ids + more for ids, more in zip(prompts, outputs, strict=True)], SamplingParams(temperature=0.0)
+    )
     assert all(out.num_cached >= 16 for out in again)
 
 

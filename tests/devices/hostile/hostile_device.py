@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from core.kernels.reference.kv import KVLayout, Plane
-from core.kernels.table import Implementation
+from core.kernels.row import Implementation
 from core.plugin import Device, DeviceFacts, Event, Memory, ShapePolicy, Support, hookimpl
 
 API = (1, 0)
