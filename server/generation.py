@@ -5,10 +5,10 @@ token counts, and aborting whatever has not finished when the reader stops readi
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Engine(Protocol):
     """What the server needs of `core.engine.client.EngineClient`."""
 
-    def add(self, request: Request) -> AsyncIterator[SequenceOutput]:
-        """A generator, really: closing it aborts the request."""
+    def add(self, request: Request) -> AsyncGenerator[SequenceOutput, None]:
+        """Outputs of a request; closing the generator aborts it."""
 
     def healthy(self) -> str | None:
         """None, or what is wrong."""
@@ -95,7 +95,7 @@ class Generation:
 
     async def _choice(self, request: Request) -> AsyncGenerator[Delta]:
         text = TextOutput(self._tokenizer, self._sampling, request.prompt_ids)
-        outputs = cast("AsyncGenerator[SequenceOutput]", self._engine.add(request))
+        outputs = self._engine.add(request)
         cached = 0
         try:
             async with aclosing(outputs):

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import uvicorn
-from core.engine.client import EngineClient
 from starlette.types import ASGIApp
 
 from core.config import EngineConfig
+from core.engine.client import EngineClient
 from core.engine.front import Front
 from core.errors import ConfigError
 from server.app import Served, create_app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import hypothesis
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+# Read when torch is loaded: see server/cli.py. Tests run beside other work.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 # Times vary on machines that do other work too.
 hypothesis.settings.register_profile("core", deadline=None)

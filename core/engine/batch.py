@@ -19,10 +19,10 @@ class Batch:
     def full(self) -> bool:
         return self.budget < 1 or len(self.items) >= self.max_seqs
 
-    def add(self, seq: Sequence, count: int) -> None:
+    def add(self, seq: Sequence, start: int, count: int) -> None:
+        """Schedule `count` tokens of `seq`, the first of which is at position `start`, its frontier."""
         plan = self.plan
-        start = seq.frontier
-        samples = start + count == seq.num_known
+        samples = start + count == len(seq.token_ids) + seq.num_pending
         plan.rows.append(seq.row)
         plan.starts.append(start)
         plan.counts.append(count)

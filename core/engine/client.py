@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import msgspec
@@ -85,7 +85,7 @@ class EngineClient:
             return f"a step has been running for {self.last_beat.step_s:.0f} s"
         return None
 
-    async def add(self, request: Request) -> AsyncIterator[SequenceOutput]:
+    async def add(self, request: Request) -> AsyncGenerator[SequenceOutput, None]:
         """Send a request; its outputs, until the one with a finish reason. Leaving the iteration aborts it.
 
         Raises: DeviceError when the engine is not running.

@@ -54,7 +54,7 @@ class StepInput:
     """Tensors of a step on the device; int32 unless said.
 
     query_starts_S1 is padded with the real token count, so padding tokens belong to no sequence; other padding is 0,
-    and -1 for slots. Row 0 of last_ids and page 0 are null.
+    -1 for slots, and 1 for top_p. Row 0 of last_ids and page 0 are null.
     """
 
     key: ShapeKey
@@ -98,6 +98,7 @@ class Rows:
             self.seed[row] = np.array([new.seed], np.uint64).view(np.int32)
             for table, pages in zip(self.tables, new.tables, strict=True):
                 table[row, : len(pages)] = pages
+                table[row, len(pages) :] = 0
         if plan.edits:
             rows, groups, positions, pages = np.array(plan.edits, np.int32).T
             for g, table in enumerate(self.tables):
@@ -257,7 +258,9 @@ class _Batch:
         for g, table in enumerate(rows.tables):
             _put(out[f"slots{g}"], table[row_T, positions // page] * page + positions % page, pad=-1)
             blocks = out[f"block_table{g}"].reshape(key.seqs, key.blocks)
-            blocks[: len(self.rows)] = table[self.rows, : key.blocks]
+            width = min(key.blocks, table.shape[1])  # a bucket may be wider than the longest sequence
+            blocks[: len(self.rows), :width] = table[self.rows, :width]
+            blocks[: len(self.rows), width:] = 0
             blocks[len(self.rows) :] = 0
 
     def _fill_ids(self, out: Ints) -> None:

@@ -6,6 +6,7 @@ waits for the device it says how long it has been waiting, so that a stall shows
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -109,6 +110,8 @@ def _serve(start: Start, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]
     except CoreError as error:
         send(replies, Failed(type(error).__name__, str(error)))
         return 2
+    gc.collect()
+    gc.freeze()  # what was loaded stays: collecting it again and again would stall steps
     try:
         Loop(engine, requests, replies).run()
     except CoreError as error:

@@ -133,19 +133,21 @@ class Scheduler:
             spare = batch.budget - (len(self.running) - position - 1)
             count = min(seq.num_todo, max(1, spare))
             if count > 0:
-                assert seq.table is not None
-                missing = self.cache.missing(seq.table, seq.frontier + count)
+                start, table = seq.frontier, seq.table
+                assert table is not None
                 # Once pages ran short, what comes free belongs to the sequence that ran short.
-                if not missing or (room and self._make_room(seq, count, missing)):
-                    batch.add(seq, count)
+                if start + count <= table.capacity or (room and self._make_room(seq, start + count)):
+                    batch.add(seq, start, count)
                 else:
                     room = False
             if seq.status is Status.RUNNING:
                 position += 1
         return room
 
-    def _make_room(self, seq: Sequence, count: int, missing: int) -> bool:
-        """Have pages for `count` more tokens, preempting those after `seq`. False: it must wait, or was preempted."""
+    def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
+        """Have pages for `num_tokens` tokens, preempting those after `seq`. False: it must wait, or was preempted."""
+        assert seq.table is not None
+        missing = self.cache.missing(seq.table, num_tokens)
         while not self.cache.can_take(missing):
             if self._can_take_soon(missing):
                 return False
@@ -153,8 +155,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is seq:
                 return False
-        assert seq.table is not None
-        self._edits += [(seq.row, *edit) for edit in self.cache.grow(seq.table, seq.frontier + count)]
+        self._edits += [(seq.row, *edit) for edit in self.cache.grow(seq.table, num_tokens)]
         return True
 
     def _can_take_soon(self, num_pages: int) -> bool:
@@ -200,7 +201,7 @@ class Scheduler:
         batch.plan.new.append(
             NewSequence(seq.row, list(seq.token_ids), tables, r.temperature, r.top_k, r.top_p, r.seed)
         )
-        batch.add(seq, count)
+        batch.add(seq, seq.frontier, count)
 
     def update(self, output: StepOutput) -> list[SequenceOutput]:
         """Retire the oldest step in flight with what it drew."""
@@ -249,7 +250,8 @@ class Scheduler:
         if self.cache.prefix_caching and num_pages > table.committed:
             self._extend_keys(seq, num_pages * self.cache.page_tokens)
             self._edits += [(seq.row, *edit) for edit in self.cache.commit(table, seq.keys, num_pages)]
-        self.cache.trim(table, seq.num_computed)
+        if self.cache.windowed:
+            self.cache.trim(table, seq.num_computed)
 
     def _extend_keys(self, seq: Sequence, num_tokens: int) -> None:
         """Have keys for every full page of the first `num_tokens` tokens."""

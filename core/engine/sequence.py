@@ -60,14 +60,9 @@ class Sequence:
         return self.num_computed + self.num_scheduled
 
     @property
-    def num_known(self) -> int:
-        """Tokens there will be once all steps in flight have retired."""
-        return len(self.token_ids) + self.num_pending
-
-    @property
     def num_todo(self) -> int:
-        """Tokens to schedule to catch up."""
-        return min(self.num_known, self.num_fed) - self.frontier
+        """Tokens to schedule to catch up with all that will be known once the steps in flight have retired."""
+        return min(len(self.token_ids) + self.num_pending, self.num_fed) - self.num_computed - self.num_scheduled
 
     @property
     def num_outputs(self) -> int:

@@ -20,6 +20,7 @@ from core.plugin.facts import Need
 
 REFERENCE = "reference"
 _NATIVE = "native"
+_LAYOUT = ("kv_layout", "kv_write", "kv_gather")
 Tap = Callable[[str, Kernel], Kernel]
 
 
@@ -46,6 +47,7 @@ class KernelSet:
         self._tap = tap
         self._uses: Counter[tuple[str, str, str]] = Counter()
         self._check_overrides()
+        self._check_bundles()
         self._kv_provider, self._kv_reason = self._choose_kv(kv_need)
 
     def bind(self, name: str, need: Need | None = None, **fixed: Any) -> Kernel:
@@ -103,10 +105,12 @@ class KernelSet:
 
     def _choose_kv(self, need: Need) -> tuple[str | None, str]:
         """The provider of the layout; None is the reference."""
-        asked = {self._overrides[n] for n in ("kv_layout", "kv_write", "kv_gather") if n in self._overrides}
+        wanted = {n: p for n, p in self._overrides.items() if n in KV_BUNDLE and (n in _LAYOUT or p != REFERENCE)}
+        asked = set(wanted.values())
         if len(asked) > 1:
             raise ConfigError(
-                f"--kernel: kv_layout, kv_write and kv_gather form a bundle, not {' and '.join(sorted(asked))}"
+                f"--kernel: {', '.join(sorted(wanted))} are of one bundle and come from one provider, "
+                f"not from {' and '.join(sorted(asked))}"
             )
         if asked == {REFERENCE}:
             return None, "asked for"
@@ -114,40 +118,54 @@ class KernelSet:
         for layout in self._by_row["kv_layout"]:
             if asked and layout.provider not in asked:
                 continue
-            self._check_complete(layout.provider)
             refusals = [i.support.refuses(need) for i in self._of(layout.provider, KV_BUNDLE)]
             refusal = next((r for r in refusals if r), None)
             if refusal is None:
                 return layout.provider, _NATIVE
             reasons.append(f"{layout.provider}: {refusal}")
         if asked:
-            raise ConfigError(f"--kernel kv_layout={asked.pop()}: {'; '.join(reasons)}")
+            name, provider = next(iter(wanted.items()))
+            raise ConfigError(f"--kernel {name}={provider}: {'; '.join(reasons)}; remove it to use what fits")
         return None, "; ".join(reasons) or "no implementation"
 
     def _of(self, provider: str, names: Iterable[str]) -> list[Implementation]:
         return [i for name in names for i in self._by_row[name] if i.provider == provider]
 
-    def _check_complete(self, provider: str) -> None:
-        have = {i.row for i in self._of(provider, KV_BUNDLE)}
-        for name in ("kv_write", "kv_gather"):
-            if name not in have:
-                raise PluginError(
-                    f"{provider} supplies kv_layout without {name}: only it knows its layout; supply both"
-                )
-        if "attn_plan" in have and "attn_paged" not in have:
-            raise PluginError(f"{provider} supplies attn_plan without attn_paged: nothing else can read its plan")
+    def _check_bundles(self) -> None:
+        """Whoever supplies a part of the bundle supplies what knows the layout, and reads its own plan."""
+        have: dict[str, set[str]] = {}
+        for name in KV_BUNDLE:
+            for implementation in self._by_row[name]:
+                have.setdefault(implementation.provider, set()).add(name)
+        for provider, names in have.items():
+            for name in _LAYOUT:
+                if name not in names:
+                    raise PluginError(
+                        f"{provider} supplies {min(names)} without {name}: "
+                        f"{', '.join(_LAYOUT)} know the layout that it rests on; supply all of them"
+                    )
+            if "attn_plan" in names and "attn_paged" not in names:
+                raise PluginError(f"{provider} supplies attn_plan without attn_paged: nothing else can read its plan")
+        plan, attend = (self._overrides.get(name) for name in ("attn_plan", "attn_paged"))
+        if plan and (plan == REFERENCE) != (attend == REFERENCE):
+            raise ConfigError(
+                f"--kernel attn_plan={plan}: a plan is read by the attn_paged it was made for; ask for attn_paged={plan}"
+            )
 
     def _choose_in_bundle(self, name: str, need: Need) -> tuple[Implementation | None, str]:
         pair = "attn_paged" if name == "attn_plan" else name  # a plan is read by the kernel it was made for
-        if self._overrides.get(pair) == REFERENCE and pair not in ("kv_layout", "kv_write", "kv_gather"):
+        asked = self._overrides.get(pair)
+        if asked == REFERENCE and pair not in _LAYOUT:
             return None, "asked for"
         if self._kv_provider is None:
             return None, self._kv_reason
         for implementation in self._of(self._kv_provider, (name,)):
             refusal = implementation.support.refuses(need)
             if refusal is None:
-                return implementation, self._kv_reason
-        if name in ("kv_layout", "kv_write", "kv_gather"):
+                return implementation, "asked for" if asked else self._kv_reason
+            if name in self._overrides:
+                raise ConfigError(f"--kernel {name}={asked}: {asked}: {refusal}; remove it to use what fits")
+        if name in _LAYOUT:
             raise PluginError(f"{self._kv_provider} refuses {name} for a need that its kv_layout takes: {need}")
         return None, f"composed from parts of {self._kv_provider}"
 

@@ -38,9 +38,14 @@ class Lease:
 
 
 class BlockTable:
-    """Pages of one sequence, per group. `pages[g][: length]` by position; entries below `first[g]` are dropped."""
+    """Pages of one sequence, per group. `pages[g][: length]` by position; entries below `first[g]` are dropped.
+
+    capacity    tokens that there are pages for
+    committed   pages that can be found by their key
+    """
 
     def __init__(self, lease: Lease, page_tokens: int) -> None:
+        self.capacity = lease.num_tokens
         self.length = lease.num_tokens // page_tokens
         self.committed = self.length
         self.pages = [np.concatenate([p, np.zeros(8, np.int32)]) for p in lease.pages]
@@ -73,6 +78,11 @@ class KVCache:
             PagePool(n, on_evict=lambda page, index=index: index.forget(page))  # type: ignore[misc]
             for n, index in zip(num_pages, self.indexes, strict=True)
         ]
+
+    @property
+    def windowed(self) -> bool:
+        """Whether some group drops pages as sequences grow: then `trim` has work to do."""
+        return bool(self._windows)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
@@ -130,6 +140,7 @@ class KVCache:
             table.append(g, table.length, pages)
             edits += [Edit(g, table.length + i, page) for i, page in enumerate(pages)]
         table.length += num
+        table.capacity = table.length * self.page_tokens
         return edits
 
     def commit(self, table: BlockTable, keys: bytes, num_pages: int) -> list[Edit]:

@@ -32,6 +32,10 @@ class PageState(IntEnum):
     EVICTING = 3
 
 
+# Plain numbers: an enum member costs more than the numpy access it goes into.
+FREE, FILLING, VALID, EVICTING = (int(state) for state in PageState)
+
+
 class PagePool:
     """Pages 1 .. num_pages - 1.
 
@@ -67,7 +71,7 @@ class PagePool:
 
     def cached_pages(self) -> Pages:
         """VALID pages without references."""
-        return np.flatnonzero((self.state == PageState.VALID) & (self.refs == 0)).astype(np.int32)
+        return np.flatnonzero((self.state == VALID) & (self.refs == 0)).astype(np.int32)
 
     def allocate(self, num: int) -> list[int]:
         """Take `num` pages, each FILLING with one reference; evicts cached ones where none are free.
@@ -83,19 +87,21 @@ class PagePool:
         cut = len(self._free) - num
         pages = self._free[cut:]
         del self._free[cut:]
-        self.state[pages] = PageState.FILLING
-        self.refs[pages] = 1
+        if num == 1:  # a decoding sequence's next page: indexing by a list would cost more than all the rest
+            self.state[pages[0]], self.refs[pages[0]] = FILLING, 1
+        else:
+            self.state[pages], self.refs[pages] = FILLING, 1
         return pages
 
     def commit(self, page: int, depth: int) -> None:
         """FILLING -> VALID: the content is complete, `depth` pages after the start of its sequence."""
-        assert self.state[page] == PageState.FILLING, f"page {page} is in state {self.state[page]}"
-        self.state[page] = PageState.VALID
+        assert self.state[page] == FILLING, f"page {page} is in state {self.state[page]}"
+        self.state[page] = VALID
         self.depth[page] = depth
 
     def pin(self, pages: Pages) -> None:
         """Add one reference to each of these VALID pages; no page stands twice among them."""
-        assert bool((self.state[pages] == PageState.VALID).all()), "only content that is complete can be shared"
+        assert bool((self.state[pages] == VALID).all()), "only content that is complete can be shared"
         self.num_cached -= int((self.refs[pages] == 0).sum())
         self.refs[pages] += 1
 
@@ -109,17 +115,17 @@ class PagePool:
         self.refs[pages] -= 1
         self.last_used[pages] = self._tick
         unheld = pages[self.refs[pages] == 0]
-        valid = self.state[unheld] == PageState.VALID
+        valid = self.state[unheld] == VALID
         self.num_cached += int(valid.sum())
         unfinished = unheld[~valid]
         self.generation[unfinished] += 1
-        self.state[unfinished] = PageState.FREE
+        self.state[unfinished] = FREE
         self._free.extend(unfinished.tolist())
 
     def _evict(self, page: int) -> None:
-        self.state[page] = PageState.EVICTING
+        self.state[page] = EVICTING
         self._on_evict(page)
         self.generation[page] += 1
-        self.state[page] = PageState.FREE
+        self.state[page] = FREE
         self.num_cached -= 1
         self._free.append(page)

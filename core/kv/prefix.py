@@ -21,6 +21,7 @@ The brute-force twin (tests/core/kv) walks keys from the start.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,7 +49,7 @@ def root_key(spec: bytes, salt: str) -> bytes:
 def chain_keys(parent: bytes, token_ids: Sequence[int], page_tokens: int) -> bytes:
     """Keys of the full pages of `token_ids`, which continue the page with key `parent`. 32 bytes each."""
     num_pages = len(token_ids) // page_tokens
-    raw = np.asarray(token_ids[: num_pages * page_tokens], "<u4").tobytes()
+    raw = struct.pack(f"<{num_pages * page_tokens}I", *token_ids[: num_pages * page_tokens])
     step = 4 * page_tokens
     keys = []
     for start in range(0, len(raw), step):

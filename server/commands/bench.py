@@ -55,6 +55,26 @@ def throughput(
     _print(*compare(config, wanted, num_iters, with_transformers=peer is not None), as_json)
 
 
+@app.command("host")
+def host(
+    num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that run.")] = 256,
+    num_steps: Annotated[int, typer.Option(min=20, help="Steps to measure.")] = 400,
+    prefix_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens of a long prefix.")] = 131072,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Microseconds that the host spends on a step beside the device, and on finding a long prefix in the cache."""
+    from server.host_cost import prefix_costs, step_costs, summary
+    from server.show import out, print_json, table
+
+    costs = step_costs(num_seqs, num_steps) | prefix_costs(prefix_len, 200)
+    results = {name: summary(values) for name, values in costs.items()}
+    if as_json:
+        print_json({name: {"median_us": median, "p99_us": p99} for name, (median, p99) in results.items()})
+        return
+    rows = [[name, f"{median:,.0f}", f"{p99:,.0f}"] for name, (median, p99) in results.items()]
+    out.print(table(f"Microseconds, {num_seqs} sequences, prefix of {prefix_len} tokens", ["", "median", "p99"], rows))
+
+
 def _print(results: "list[list[Result]]", versions: list[str], as_json: bool) -> None:
     from server.show import log, out, print_json, table
 
