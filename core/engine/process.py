@@ -48,7 +48,7 @@ class Loop:
                 self._step_began_s = None
                 if outputs:
                     send(self._replies, Outputs(outputs))
-                engine.check()
+            engine.check()
 
     def _take_in(self) -> bool:
         """Handle every message that is here; wait for one while there is nothing to do. False: stop."""
