@@ -12,7 +12,7 @@ import torch
 
 from core.config import EngineConfig, Plan, choose_dtype, resolve, with_kv_blocks
 from core.engine.runner import Runner, StepFunction
-from core.errors import ConfigError, PluginError
+from core.errors import ConfigError, DeviceError, PluginError
 from core.kernels.bind import KernelSet, Tap
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kv.groups import KVGroup
@@ -112,10 +112,13 @@ def _open(
             f"tensor_parallel_size is {ranks.shard.size}: this machine has {facts.count} {facts.name} devices"
         )
     before = patches.snapshot()
-    where = device.open(ranks.shard.rank if facts.count > 1 else 0)
+    index = ranks.shard.rank if facts.count > 1 else 0
+    with loader.explained(DeviceError, f"device {candidate.name} {index} cannot be started"):
+        where = device.open(index)
     if facts.host_memory and ranks.shard.size > 1:  # ranks share the processor
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.shard.size))
-    implementations = candidate.kernels()
+    with loader.explained(PluginError, f"the kernels of device {candidate.name} cannot be loaded"):
+        implementations = candidate.kernels()
     replaced = patches.check(before, candidate.name, candidate.plugin, facts.torch_extension)
     return where, implementations, [*candidate.notes, *replaced]
 

@@ -21,6 +21,7 @@ from core.plugin.facts import Need
 REFERENCE = "reference"
 _NATIVE = "native"
 _LAYOUT = ("kv_layout", "kv_write", "kv_gather")
+_ATTENTION = ("attn_plan", "attn_paged")  # a plan is read by the kernel it was made for
 Tap = Callable[[str, Kernel], Kernel]
 
 
@@ -115,21 +116,28 @@ class KernelSet:
         if asked == {REFERENCE}:
             return None, "asked for"
         reasons = []
-        for layout in self._by_row["kv_layout"]:
-            if asked and layout.provider not in asked:
+        for provider in dict.fromkeys(i.provider for i in self._by_row["kv_layout"]):
+            if asked and provider not in asked:
                 continue
-            refusals = [i.support.refuses(need) for i in self._of(layout.provider, KV_BUNDLE)]
-            refusal = next((r for r in refusals if r), None)
+            refusal = self._refusal(provider, KV_BUNDLE, need)
             if refusal is None:
-                return layout.provider, _NATIVE
-            reasons.append(f"{layout.provider}: {refusal}")
+                return provider, _NATIVE
+            reasons.append(f"{provider}: {refusal}")
         if asked:
             name, provider = next(iter(wanted.items()))
             raise ConfigError(f"--kernel {name}={provider}: {'; '.join(reasons)}; remove it to use what fits")
         return None, "; ".join(reasons) or "no implementation"
 
-    def _of(self, provider: str, names: Iterable[str]) -> list[Implementation]:
-        return [i for name in names for i in self._by_row[name] if i.provider == provider]
+    def _of(self, provider: str, name: str) -> list[Implementation]:
+        return [i for i in self._by_row[name] if i.provider == provider]
+
+    def _refusal(self, provider: str, names: Iterable[str], need: Need) -> str | None:
+        """Why the provider's implementations of these rows do not all take `need`; of several for a row, one must."""
+        for name in names:
+            refusals = [i.support.refuses(need) for i in self._of(provider, name)]
+            if refusals and all(refusals):
+                return refusals[0]
+        return None
 
     def _check_bundles(self) -> None:
         """Whoever supplies a part of the bundle supplies what knows the layout, and reads its own plan."""
@@ -149,31 +157,36 @@ class KernelSet:
         plan, attend = (self._overrides.get(name) for name in ("attn_plan", "attn_paged"))
         if plan and (plan == REFERENCE) != (attend == REFERENCE):
             raise ConfigError(
-                f"--kernel attn_plan={plan}: a plan is read by the attn_paged it was made for; ask for attn_paged={plan}"
+                f"--kernel attn_plan={plan}: a plan is read by the attn_paged it was made for: "
+                f"ask for attn_paged={plan} too"
             )
 
     def _choose_in_bundle(self, name: str, need: Need) -> tuple[Implementation | None, str]:
-        pair = "attn_paged" if name == "attn_plan" else name  # a plan is read by the kernel it was made for
-        asked = self._overrides.get(pair)
-        if asked == REFERENCE and pair not in _LAYOUT:
+        together = _ATTENTION if name in _ATTENTION else (name,)
+        asked = self._overrides.get(together[-1])
+        if asked == REFERENCE and name not in _LAYOUT:
             return None, "asked for"
-        if self._kv_provider is None:
+        provider = self._kv_provider
+        if provider is None:
             return None, self._kv_reason
-        for implementation in self._of(self._kv_provider, (name,)):
-            refusal = implementation.support.refuses(need)
-            if refusal is None:
+        refusal = self._refusal(provider, together, need)
+        if refusal and name in self._overrides:
+            raise ConfigError(f"--kernel {name}={provider}: {provider}: {refusal}; remove it to use what fits")
+        for implementation in self._of(provider, name):
+            if refusal is None and implementation.support.refuses(need) is None:
                 return implementation, "asked for" if asked else self._kv_reason
-            if name in self._overrides:
-                raise ConfigError(f"--kernel {name}={asked}: {asked}: {refusal}; remove it to use what fits")
         if name in _LAYOUT:
-            raise PluginError(f"{self._kv_provider} refuses {name} for a need that its kv_layout takes: {need}")
-        return None, f"composed from parts of {self._kv_provider}"
+            raise PluginError(f"{provider} refuses {name} for a need that its kv_layout takes: {need}")
+        return None, f"composed from parts of {provider}" + (f", {refusal}" if refusal else "")
 
     def kv_page_sizes(self) -> frozenset[int] | None:
         """Page sizes that the KV bundle's provider takes; None: any."""
         if self._kv_provider is None:
             return None
-        sizes = [
-            i.support.page_sizes for i in self._of(self._kv_provider, KV_BUNDLE) if i.support.page_sizes is not None
-        ]
-        return frozenset.intersection(*sizes) if sizes else None
+        common: frozenset[int] | None = None
+        for name in KV_BUNDLE:
+            sizes = [i.support.page_sizes for i in self._of(self._kv_provider, name)]
+            if sizes and None not in sizes:
+                some = frozenset[int]().union(*(s for s in sizes if s is not None))
+                common = some if common is None else common & some
+        return common

@@ -6,7 +6,8 @@ shown by `core devices`, and stops the process only when it was asked for by nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from types import ModuleType
@@ -14,19 +15,23 @@ from typing import Any
 
 import pluggy
 
-from core.errors import ConfigError, PluginError
+from core.errors import ConfigError, CoreError, PluginError
 from core.model.spec import ModelSpec, WeightsPackage
 from core.plugin import hooks, patches
 from core.plugin.device import Device
-from core.plugin.facts import DeviceFacts, Unavailable
+from core.plugin.facts import DTYPES, DeviceFacts, Unavailable
 
 DEVICES = "core.devices"
 MODELS = "core.models"
+_REASON_CHARS = 500
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One device plugin as found: its facts, or why it cannot serve."""
+    """One device plugin as found: its facts, or why it cannot serve.
+
+    patched   it changed core or torch, so nothing may run in this process
+    """
 
     name: str
     distribution: str
@@ -34,6 +39,7 @@ class Candidate:
     plugin: ModuleType | None = None
     device: Device | None = None
     notes: tuple[str, ...] = ()
+    patched: bool = False
 
     def kernels(self) -> list[Any]:
         """The plugin's implementations. Imports its kernel library."""
@@ -52,9 +58,14 @@ def choose(candidates: Iterable[Candidate], asked: str | None) -> Candidate:
 
     Asked for by name: that one. Else the one accelerator that is there, else the host processor.
 
-    Raises: ConfigError when there is none or more than one; PluginError when the one asked for is broken.
+    Raises: ConfigError when there is none or more than one; PluginError when the one asked for is broken, or any
+    changed core or torch.
     """
     found = list(candidates)
+    for candidate in found:
+        if candidate.patched:
+            assert isinstance(candidate.facts, Unavailable)
+            raise PluginError(f"{candidate.facts.reason}; until then, uninstall {candidate.distribution}")
     if asked is not None:
         return _by_name(found, asked)
     live = [c for c in found if isinstance(c.facts, DeviceFacts) and c.facts.implicit]
@@ -92,22 +103,14 @@ def _points(group: str) -> list[metadata.EntryPoint]:
 def _probe(point: metadata.EntryPoint) -> Candidate:
     distribution = point.dist.name if point.dist else "?"
     try:
-        plugin, notes = _load(point)
-        device = _hooks(point.name, plugin).hook.core_device()
-        if not isinstance(device, Device):
-            raise PluginError(f"plugin {point.name} has no core_device hook that returns a Device")
-        facts = device.probe()
-    except Exception as error:  # noqa: BLE001  a plugin may fail in any way; the reason is kept and shown
+        return _load(point, distribution)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way; the reason is kept and shown
         reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-        return Candidate(point.name, distribution, Unavailable(reason.splitlines()[0]))
-    if isinstance(facts, DeviceFacts) and facts.name != point.name:
-        reason = f"its entry point is named {point.name} and its facts say {facts.name}: make them agree"
-        return Candidate(point.name, distribution, Unavailable(reason))
-    return Candidate(point.name, distribution, facts, plugin, device, tuple(notes))
+        return Candidate(point.name, distribution, Unavailable(" ".join(reason.split())[:_REASON_CHARS]))
 
 
-def _load(point: metadata.EntryPoint) -> tuple[ModuleType, list[str]]:
-    """Import a plugin under the patch rule and check its API version."""
+def _load(point: metadata.EntryPoint, distribution: str) -> Candidate:
+    """Import a plugin and probe its device, under the patch rule."""
     import torch  # noqa: F401  loaded first, so that what a plugin changes in it is seen
 
     before = patches.snapshot()
@@ -115,7 +118,46 @@ def _load(point: metadata.EntryPoint) -> tuple[ModuleType, list[str]]:
     if not isinstance(plugin, ModuleType):
         raise PluginError(f"entry point {point.name} names {point.value}: it must name a module")
     check_api(point.name, getattr(plugin, "API", None))
-    return plugin, patches.check(before, point.name, plugin, None)
+    device = _hooks(point.name, plugin).hook.core_device()
+    if not isinstance(device, Device):
+        raise PluginError(f"plugin {point.name} has no core_device hook that returns a Device")
+    facts = device.probe()
+    if not isinstance(facts, Unavailable):
+        _check_facts(point.name, facts)
+    extension = facts.torch_extension if isinstance(facts, DeviceFacts) else None
+    try:
+        notes = patches.check(before, point.name, plugin, extension)
+    except PluginError as error:
+        return Candidate(point.name, distribution, Unavailable(str(error)), patched=True)
+    return Candidate(point.name, distribution, facts, plugin, device, tuple(notes))
+
+
+def _check_facts(name: str, facts: object) -> None:
+    """Raises PluginError for facts that nothing could be decided from."""
+    if not isinstance(facts, DeviceFacts):
+        raise PluginError(f"plugin {name}: probe returned {facts!r}: it must return DeviceFacts or Unavailable")
+    buckets = (facts.shapes.tokens, facts.shapes.seqs, facts.shapes.blocks)
+    ascending = all(list(sizes) == sorted({s for s in sizes if s > 0}) for sizes in buckets)
+    for field, value, right, wanted in (
+        ("name", facts.name, facts.name == name, f"{name}, as its entry point is"),
+        ("count", facts.count, facts.count >= 1, "at least 1"),
+        ("dtypes", facts.dtypes, facts.dtypes and set(facts.dtypes) <= set(DTYPES), f"some of {', '.join(DTYPES)}"),
+        ("shapes", facts.shapes, ascending, "sizes above 0 in ascending order"),
+        ("max_depth", facts.max_depth, facts.max_depth in (0, 1), "0 or 1"),
+    ):
+        if not right:
+            raise PluginError(f"plugin {name} states {field} = {value!r}: it must be {wanted}")
+
+
+@contextmanager
+def explained(kind: type[CoreError], what: str) -> Iterator[None]:
+    """Whatever a plugin raises within becomes a `kind` of one line: "`what`: the error"."""
+    try:
+        yield
+    except CoreError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def check_api(name: str, api: object) -> None:
@@ -145,7 +187,9 @@ def _hooks(name: str, plugin: ModuleType) -> pluggy.PluginManager:
 def _model_plugins() -> list[pluggy.PluginManager]:
     loaded = []
     for point in _points(MODELS):
-        plugin = point.load()
+        distribution = point.dist.name if point.dist else "?"
+        with explained(PluginError, f"model plugin {point.name} cannot be loaded, update or uninstall {distribution}"):
+            plugin = point.load()
         check_api(point.name, getattr(plugin, "API", None))
         loaded.append(_hooks(point.name, plugin))
     return loaded

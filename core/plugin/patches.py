@@ -9,8 +9,10 @@ listed. Adding attributes is allowed: that is how torch registers backends.
 from __future__ import annotations
 
 import operator
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import metadata
 from types import ModuleType
 
@@ -42,16 +44,19 @@ def check(before: Attributes, plugin: str, module: ModuleType, torch_extension: 
 
     Raises: PluginError naming the attribute that `plugin` may not replace.
     """
-    own = _top_level(module.__name__)
+    changes = list(_changes(before))
+    if not changes:
+        return []
+    own = _beside(_top_level(module.__name__))
     extension = _packages(torch_extension) if torch_extension else frozenset()
     listed = []
-    for attribute, new in _changes(before):
+    for attribute, new in changes:
         source = _origin(new)
         if attribute.startswith("core."):
             raise PluginError(f"plugin {plugin} replaces {attribute}: a plugin may not change core; remove the patch")
         if source in extension:
             listed.append(f"{attribute} is replaced by {torch_extension}")
-        elif source == own:
+        elif source in own:
             raise PluginError(
                 f"plugin {plugin} replaces {attribute}: register with torch instead, "
                 "or name the distribution that does so as torch_extension"
@@ -69,13 +74,16 @@ def _changes(before: Attributes) -> Iterator[tuple[str, object]]:
             continue
         for name, value in old.items():
             new = names.get(name, _MISSING)
-            lazy = owner.startswith("core") and _origin(new) == "core" and new is not _MISSING  # core's own state
-            if new is not value and not name.startswith("__") and not isinstance(value, ModuleType) and not lazy:
+            # Python keeps values of its own under such names; only functions there are anyone's to replace.
+            kept = name.startswith("__") and not callable(value)
+            if new is not value and not kept and not isinstance(value, ModuleType):
                 yield f"{owner}.{name}", new
 
 
 def _origin(value: object) -> str | None:
     """Top-level package that defines a value."""
+    while isinstance(value, partial):
+        value = value.func
     module = getattr(value, "__module__", None)
     if not isinstance(module, str):
         module = type(value).__module__
@@ -89,4 +97,15 @@ def _top_level(module: str) -> str:
 def _packages(distribution: str) -> frozenset[str]:
     """Top-level packages that a distribution installs."""
     by_package = metadata.packages_distributions()
-    return frozenset(name for name, owners in by_package.items() if distribution in owners)
+    return frozenset(name for name, owners in by_package.items() if _same(distribution) in map(_same, owners))
+
+
+def _beside(package: str) -> frozenset[str]:
+    """The packages of the distribution that installs `package`, itself included."""
+    owners = metadata.packages_distributions().get(package, [])
+    return frozenset({package}).union(*(_packages(owner) for owner in owners))
+
+
+def _same(distribution: str) -> str:
+    """The form in which names of one distribution are equal."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -144,7 +144,7 @@ class Twin:
         for name, values in out.items():
             if name != "query_starts":
                 pad = {"seed": [0, 0], "top_p": 1}.get(name, 0)
-                values += [pad] * (sizes.get(name, key.logits) - len(values))
+                out[name] = values + [pad] * (sizes.get(name, key.logits) - len(values))
         out["query_starts"] += [out["query_starts"][-1]] * (key.seqs + 1 - len(out["query_starts"]))
 
 
