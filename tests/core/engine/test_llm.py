@@ -25,7 +25,7 @@ def greedy(**more) -> SamplingParams:
 
 def test_prompts_as_text_and_as_ids_and_in_lists(llm):
     ids = llm.tokenizer.encode(PROMPT)
-    text, same, pair = llm.generate(PROMPT, greedy()), llm.generate(ids, greedy()), llm.generate([PROMPT, ids], greedy())
+    text, same, pair = (llm.generate(prompts, greedy()) for prompts in (PROMPT, ids, [PROMPT, ids]))
     assert [len(text), len(same), len(pair)] == [1, 1, 2]
     assert text[0].prompt_ids == ids
     assert {out.text for out in (*text, *same, *pair)} == {text[0].text}
