@@ -23,7 +23,7 @@ SCORE_BYTES = 16 * 2**20
 
 # Without AMX torch's bf16 attention multiplies slower than its float32 one: by half at 2,048 queries, on a Zen 4.
 _WIDE_BLOCKS = "amx_bf16" not in instruction_sets()
-_WIDE_QUERIES = 32  # from which on converting keys and values pays
+_WIDE_QUERIES = 256  # from which on attention is enough of a step for converting keys and values to pay
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
