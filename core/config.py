@@ -6,6 +6,7 @@ every value, and who decided it. Nothing else in core makes such choices, and a 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -119,6 +120,11 @@ class Plan:
     bindings: tuple[Binding, ...] = ()
     notes: tuple[str, ...] = ()
     decided_by: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Tokens of the steps that are under way at a time, at most."""
+        return self.max_num_batched_tokens * (self.pipeline_depth + 1)
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(name, value, decided by) of every setting, for people."""
@@ -266,33 +272,59 @@ def _choose_ranks(c: _Choices, config: EngineConfig, split: Mapping[str, int]) -
     c.set("tensor_parallel_size", size, "asked for" if size > 1 else "default")
 
 
-def with_kv_blocks(plan: Plan, config: EngineConfig, *, page_bytes: tuple[int, ...], free_bytes: int) -> Plan:
+def with_kv_blocks(
+    plan: Plan, config: EngineConfig, *, groups: tuple[KVGroup, ...], page_bytes: tuple[int, ...], free_bytes: int
+) -> Plan:
     """Decide how many KV pages there are, now that weights are loaded.
 
+    groups       what layers keep
     page_bytes   of one page, per KV group
     free_bytes   of device memory
 
+    The rule: every group has the same number of pages, as memory holds or the user asks for, but a group with a window
+    no more than twice what the running sequences can hold in it: what is over keeps prefixes findable. A number asked
+    for is that of the first group. One sequence of `max_model_len` always fits.
+
     Raises: ConfigError when one sequence of the length asked for does not fit.
     """
-    useful = plan.max_num_seqs * -(-plan.max_model_len // plan.page_tokens) + 1
+    longest = -(-plan.max_model_len // plan.page_tokens)
+    useful = plan.max_num_seqs * longest + 1
+    caps = [min(useful, _window_pages(plan, group, plan.max_num_seqs) or useful) for group in groups]
+
+    def split(num: int) -> tuple[int, ...]:
+        return tuple(min(num, cap) for cap in caps)
+
+    def num_bytes(num: int) -> int:
+        return sum(pages * size for pages, size in zip(split(num), page_bytes, strict=True))
+
     if config.num_kv_blocks is not None:
         num, by = config.num_kv_blocks, "asked for"
+        pages = (num, *split(num)[1:])
     else:
         share = int(free_bytes * plan.memory_utilization)
-        num = min(useful, share // sum(page_bytes))
-        by = "every sequence at full length" if num == useful else f"{share / 2**20:,.0f} MiB for KV"
-    plan = replace(plan, num_kv_blocks=(num,) * len(page_bytes), decided_by={**plan.decided_by, "num_kv_blocks": by})
-    holds = (num - 1) * plan.page_tokens
-    if holds >= plan.max_model_len:
+        num = bisect_right(range(useful + 1), share, key=num_bytes) - 1
+        pages, by = split(num), f"{share / 2**20:,.0f} MiB for KV"
+        if num == useful:
+            by = "every sequence at full length"
+    plan = replace(plan, num_kv_blocks=pages, decided_by={**plan.decided_by, "num_kv_blocks": by})
+    enough = [min(longest + 1, _window_pages(plan, group, 1) or longest + 1) for group in groups]
+    if all(have >= need for have, need in zip(pages, enough, strict=True)):
         return plan
+    holds = max(0, num - 1) * plan.page_tokens
     if config.max_model_len is not None or holds < 2:
-        need = -(-plan.max_model_len // plan.page_tokens) + 1
+        need = max(enough)
         raise ConfigError(
             f"{num} KV pages hold {holds} tokens, and max_model_len is {plan.max_model_len}: lower max_model_len, "
-            f"or give memory for {need} pages ({need * sum(page_bytes) / 2**20:,.0f} MiB)"
+            f"or give memory for {need} pages ({num_bytes(need) / 2**20:,.0f} MiB)"
         )
     decided = {**plan.decided_by, "max_model_len": "what the KV pages hold"}
     return replace(plan, max_model_len=holds, decided_by=decided)
+
+
+def _window_pages(plan: Plan, group: KVGroup, num_seqs: int) -> int | None:
+    """Pages that a group with a window needs for so many sequences and for what they leave behind; else None."""
+    held = group.pages_held(plan.page_tokens, plan.tokens_in_flight, num_seqs)
+    return None if held is None else 2 * held + 1
 
 
 def cache_identity(plan: Plan, groups: tuple[KVGroup, ...], formats: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,51 +10,110 @@ import msgspec
 
 from core.errors import RequestError
 
-MAX_STOP_STRINGS = 16
+MAX_STRINGS = 16
 MAX_SEED = 2**64 - 1
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_BIAS = 1024
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to draw tokens and when to stop.
+    """How to draw tokens and when to stop. What changes logits applies in this order: logit_bias, penalties, masks
+    (allowed_token_ids, bad_words, min_tokens), temperature, min_p, top_k, top_p.
 
-    temperature     0 means greedy; ties go to the lowest id
-    top_k           draw from the k likeliest tokens; 0 and -1 mean all
-    top_p           draw from the smallest set of likeliest tokens with this much probability
-    seed            same seed, same logits: same draws, whatever else is in the batch
-    max_tokens      None means up to the model's limit
-    stop            strings that end the output; not part of it
-    stop_token_ids  ids that end the output
-    ignore_eos      go on after the model's end-of-sequence id
+    n                   outputs for each prompt, drawn independently
+    temperature         0 means greedy; ties go to the lowest id
+    top_k               draw from the k likeliest tokens; 0 and -1 mean all
+    top_p               draw from the smallest set of likeliest tokens with this much probability
+    min_p               leave out tokens less likely than this part of the likeliest one's probability
+    repetition_penalty  divides positive logits of tokens in prompt or output, multiplies negative ones
+    frequency_penalty   subtracted from a token's logit for each time it was output
+    presence_penalty    subtracted once from the logit of a token that was output
+    logit_bias          id -> added to its logit
+    bad_words           texts that the output never completes
+    allowed_token_ids   nothing else is drawn; empty means anything
+    seed                same seed, same logits: same draws, whatever else is in the batch
+    max_tokens          None means up to the model's limit
+    min_tokens          before so many, nothing that ends the output is drawn
+    stop                strings that end the output; not part of it
+    stop_token_ids      ids that end the output
+    ignore_eos          go on after the model's end-of-sequence id
+    logprobs            report log-probabilities of the tokens drawn, and of this many likeliest; None: no report.
+                        They are the model's own: before bias, penalties, masks and temperature
+    prompt_logprobs     the same for the tokens of the prompt
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     max_tokens: int | None = 16
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError naming the field, its value and its limit."""
-        if not 0.0 <= self.temperature <= 100.0:
-            raise _outside("temperature", self.temperature, "between 0 and 100")
+        self._check_numbers(vocab_size)
+        self._check_ids(vocab_size)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _outside("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+        for param, words in (("stop", self.stop), ("bad_words", self.bad_words)):
+            if len(words) > MAX_STRINGS:
+                raise _outside(param, f"{len(words)} strings", f"at most {MAX_STRINGS}")
+            if any(not word for word in words):
+                raise _outside(param, "an empty string", "not empty")
+
+    def _check_numbers(self, vocab_size: int) -> None:
+        most = MAX_LOGPROBS
+        between: tuple[tuple[str, float | None, float, float], ...] = (
+            ("n", self.n, 1, MAX_N),
+            ("temperature", self.temperature, 0, 100),
+            ("min_p", self.min_p, 0, 1),
+            ("frequency_penalty", self.frequency_penalty, -2, 2),
+            ("presence_penalty", self.presence_penalty, -2, 2),
+            ("seed", self.seed, 0, MAX_SEED),
+            ("min_tokens", self.min_tokens, 0, float("inf")),
+            ("max_tokens", self.max_tokens, 1, float("inf")),
+            ("logprobs", self.logprobs, 0, most),
+            ("prompt_logprobs", self.prompt_logprobs, 0, most),
+        )
+        for param, value, low, high in between:
+            if value is not None and not low <= value <= high:
+                limit = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
+                raise _outside(param, value, limit)
         if not -1 <= self.top_k <= vocab_size:
             raise _outside("top_k", self.top_k, f"between -1 and {vocab_size}, the vocabulary; 0 and -1 mean all")
         if not 0.0 < self.top_p <= 1.0:
             raise _outside("top_p", self.top_p, "above 0 and at most 1")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise _outside("seed", self.seed, "between 0 and 2**64 - 1")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise _outside("max_tokens", self.max_tokens, "at least 1")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise _outside("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
-        if any(not s for s in self.stop):
-            raise _outside("stop", "an empty string", "not empty")
-        for i in self.stop_token_ids:
-            if not 0 <= i < vocab_size:
-                raise _outside("stop_token_ids", i, f"between 0 and {vocab_size - 1}, the vocabulary")
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise _outside("repetition_penalty", self.repetition_penalty, "above 0 and at most 100")
+
+    def _check_ids(self, vocab_size: int) -> None:
+        for param, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("logit_bias", self.logit_bias),
+        ):
+            for i in ids:
+                if not 0 <= i < vocab_size:
+                    raise _outside(param, i, f"between 0 and {vocab_size - 1}, the vocabulary")
+        if len(self.logit_bias) > MAX_BIAS:
+            raise _outside("logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_BIAS}")
+        for i, value in self.logit_bias.items():
+            if not -100.0 <= value <= 100.0:
+                raise _outside("logit_bias", f"{value} for id {i}", "between -100 and 100")
 
 
 def _outside(param: str, value: object, limit: str) -> RequestError:
@@ -66,6 +125,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_ids    token ids, at least one
     stop_ids      every id that ends the output: the model's own (unless ignore_eos) and the client's
+    bad_ids       token sequences that the output never completes
+    logprobs, prompt_logprobs   how many likeliest tokens to report beside the token itself; -1: no report
     max_tokens    resolved: at least 1, and prompt + max_tokens fits the model
     seed          resolved: drawn at random where the client gave none
     priority      lower runs first
@@ -82,10 +143,29 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     max_tokens: int
     stop_ids: list[int]
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    bad_ids: list[list[int]] = msgspec.field(default_factory=list)
+    allowed_ids: list[int] = msgspec.field(default_factory=list)
+    min_tokens: int = 0
+    logprobs: int = -1
+    prompt_logprobs: int = -1
     priority: int = 0
     cache_salt: str = ""
     prefix_keys: bytes = b""
     arrival_s: float = 0.0
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token under the model, its rank (1 is the likeliest), and the likeliest tokens'."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +174,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     finish_reason   None while running; else "stop", "length", "abort" or "error"
     stop_id         the id that ended it, when finish_reason is "stop"; it is the last of new_ids
     num_cached      prompt tokens taken from the prefix cache
+    logprobs        of new_ids, where asked for
+    prompt_logprobs of prompt tokens from the second on, as far as steps have computed them since the last output
     """
 
     request_id: str
@@ -102,6 +184,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     stop_id: int | None = None
     num_cached: int = 0
     error: str | None = None
+    logprobs: list[Logprobs] = msgspec.field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = msgspec.field(default_factory=list)
 
 
 def new_request_id(kind: str) -> str:

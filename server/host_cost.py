@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from core.engine.pack import Packer, Rows
+    from core.engine.pack import Packer
+    from core.engine.rows import Rows
     from core.engine.step import StepPlan
 
 T = TypeVar("T")
@@ -25,7 +26,8 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     import torch
 
     from core.engine.messages import Outputs
-    from core.engine.pack import Packer, Rows
+    from core.engine.pack import Packer
+    from core.engine.rows import Rows
     from core.engine.scheduler import Scheduler
     from core.engine.step import StepOutput
     from core.kv.cache import KVCache
@@ -55,7 +57,16 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     scheduler = Scheduler(cache, **limits, spec=b"cost")
     rows = Rows(num_seqs + 1, blocks, 1)
     sizes = {"max_tokens": limits["max_tokens"], "max_seqs": num_seqs, "max_blocks": blocks}
-    packer = Packer(HostDevice(), torch.device("cpu"), rows, page_tokens=page, shapes=ShapePolicy(), **sizes, sets=1)
+    packer = Packer(
+        HostDevice(),
+        torch.device("cpu"),
+        rows,
+        page_tokens=page,
+        shapes=ShapePolicy(),
+        **sizes,
+        sets=1,
+        vocab_size=1024,
+    )
     for i in range(num_seqs):
         ids = [2 + (i + j) % 1000 for j in range(context - i % page)]  # page ends do not fall together
         scheduler.add(

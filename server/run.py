@@ -58,7 +58,7 @@ async def _serve(
     try:
         log_plan(client.info.plan, client.info.kernels)
         served = Served(names, config.model, client.info.max_model_len)
-        app = create_app(client, Desk(source, Front(client.info, source.eos_ids)), served)
+        app = create_app(client, Desk(source, Front(client.info, source.eos_ids, source.tokenizer().encode)), served)
         return await _answer(app, listener, client, names[0])
     finally:
         await client.stop()

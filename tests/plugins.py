@@ -38,15 +38,22 @@ def core_device():
 """
 
 
-def install_plugin(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, source: str, module: str = "") -> None:
-    """Make `source` the device plugin `name` of a distribution of its own, here and in processes started from here."""
+def install_plugin(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    name: str,
+    source: str,
+    module: str = "",
+    group: str = "core.devices",
+) -> None:
+    """Make `source` the plugin `name` of a distribution of its own, here and in processes started from here."""
     module = module or f"{name}_plugin"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{module}.py").write_text(source)
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[core.devices]\n{name} = {module}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}\n")
     (info / "RECORD").write_text(f"{module}.py,,\n")
     (info / "top_level.txt").write_text(f"{module}\n")
     monkeypatch.syspath_prepend(str(folder))

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from core.engine.sequence import Sequence
 from core.engine.step import StepPlan
 
 
+class Item(NamedTuple):
+    """What one sequence does in a step: compute tokens, perhaps draw, perhaps score its prompt."""
+
+    seq: Sequence
+    num_tokens: int
+    samples: bool
+    scores: bool
+
+
 class Batch:
-    """A plan, and the tokens and sequences that still fit into it."""
+    """A plan, and the tokens, sequences and logit rows that still fit into it.
+
+    Each item has one logit row, or as many as tokens where it scores them; together they are `max_seqs` at most.
+    """
 
     def __init__(self, budget: int, max_seqs: int) -> None:
         self.budget = budget
-        self.max_seqs = max_seqs
-        self.items: list[tuple[Sequence, int, bool]] = []
-        self.plan = StepPlan([], [], [], [], [], [])
+        self.num_logits = max_seqs
+        self.items: list[Item] = []
+        self.plan = StepPlan([], [], [], [], [], [], [], [])
 
     @property
     def full(self) -> bool:
-        return self.budget < 1 or len(self.items) >= self.max_seqs
+        return self.budget < 1 or self.num_logits < 1
+
+    def room_for(self, seq: Sequence) -> int:
+        """Tokens of `seq` that fit, at most: with one for each of its rows where logits of all are wanted."""
+        return min(self.budget, self.num_logits) if seq.scores and seq.scores_next else self.budget
 
     def add(self, seq: Sequence, start: int, count: int) -> None:
         """Schedule `count` tokens of `seq`, the first of which is at position `start`, its frontier."""
         plan = self.plan
         samples = start + count == len(seq.token_ids) + seq.num_pending
+        scores = seq.scores and seq.scores_next
         plan.rows.append(seq.row)
         plan.starts.append(start)
         plan.counts.append(count)
         plan.samples.append(samples)
-        self.items.append((seq, count, samples))
+        plan.scores.append(scores)
+        self.items.append(Item(seq, count, samples, scores))
         self.budget -= count
+        self.num_logits -= count if scores else 1
         seq.num_scheduled += count
         seq.num_pending += samples

@@ -182,10 +182,10 @@ def open_runner(assembly: Assembly, config: EngineConfig, progress: Progress | N
         if unused:
             notes.append(f"{len(unused)} tensors of the model are not used, such as {unused[0]}")
     plan = replace(a.plan, notes=tuple(notes))
-    plan = with_kv_blocks(plan, config, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
+    plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
     kv = [_planes(a, g, pages) for g, pages in enumerate(plan.num_kv_blocks)]
     blocks = -(-plan.max_model_len // plan.page_tokens)
-    return Runner(a.device, a.where, plan, a.step, weights, kv, max_blocks=blocks)
+    return Runner(a.device, a.where, plan, a.step, weights, kv, max_blocks=blocks, vocab_size=a.vocab_size)
 
 
 def _free_bytes(a: Assembly) -> int:

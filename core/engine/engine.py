@@ -36,7 +36,7 @@ class Engine:
         identity = cache_identity(self.plan, groups, formats)
         self._spec = spec_digest(*identity)
         plan = self.plan
-        self.cache = KVCache(groups, plan.num_kv_blocks, plan.page_tokens, plan.prefix_caching)
+        self.cache = KVCache(groups, plan.num_kv_blocks, plan.page_tokens, plan.prefix_caching, plan.tokens_in_flight)
         self.scheduler = Scheduler(
             self.cache,
             max_tokens=plan.max_num_batched_tokens,

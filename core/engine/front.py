@@ -5,7 +5,7 @@ Everything that can be refused is refused here, at once; prefix keys are hashed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,10 +37,21 @@ class ReadyInfo(msgspec.Struct, frozen=True):
 
 
 class Front:
-    """Makes requests for one engine. `eos_ids` end an output unless the client says otherwise."""
+    """Makes requests for one engine.
 
-    def __init__(self, info: ReadyInfo, eos_ids: Sequence[int], clock: Clock | None = None) -> None:
+    eos_ids   end an output unless the client says otherwise
+    encode    text, whether to add special tokens -> ids; needed for bad_words alone
+    """
+
+    def __init__(
+        self,
+        info: ReadyInfo,
+        eos_ids: Sequence[int],
+        encode: Callable[[str, bool], list[int]] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._info = info
+        self._encode = encode
         self._eos_ids = [i for i in eos_ids if i < info.vocab_size]
         self._clock = clock or SystemClock()
 
@@ -50,10 +61,14 @@ class Front:
         sampling: SamplingParams,
         *,
         request_id: str,
+        index: int = 0,
         priority: int = 0,
         cache_salt: str = "",
     ) -> Request:
-        """Raises: RequestError naming the field, its value and its limit."""
+        """A request for output `index` of the `n` asked for: each draws by a seed of its own.
+
+        Raises: RequestError naming the field, its value and its limit.
+        """
         info = self._info
         sampling.check(info.vocab_size)
         ids = list(prompt_ids)
@@ -76,14 +91,33 @@ class Front:
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
-            seed=resolve_seed(sampling.seed),
+            seed=(resolve_seed(sampling.seed) + index) % 2**64,
             max_tokens=max_tokens,
             stop_ids=sorted(stop_ids),
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            logit_bias=sampling.logit_bias,
+            bad_ids=self._bad_ids(sampling.bad_words),
+            allowed_ids=list(sampling.allowed_token_ids),
+            min_tokens=sampling.min_tokens,
+            logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+            prompt_logprobs=-1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
             priority=priority,
             cache_salt=cache_salt,
             prefix_keys=keys,
             arrival_s=self._clock.now_s(),
         )
+
+    def _bad_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """Ids of each word, as it stands at the start of a text and after a space."""
+        if not words:
+            return []
+        if self._encode is None:
+            raise RequestError("bad_words needs a tokenizer, and this engine has none", "bad_words")
+        spelled = [self._encode(prefix + word.strip(), False) for word in words for prefix in ("", " ")]
+        return [list(ids) for ids in dict.fromkeys(map(tuple, spelled)) if ids]
 
     def _check_prompt(self, ids: list[int]) -> None:
         info = self._info

@@ -16,7 +16,7 @@ from core.errors import CoreError, DeviceError, RequestError
 from core.model.chat_template import render
 from core.model.source import open_source
 from core.plugin import loader
-from core.request import SamplingParams, new_request_id
+from core.request import Logprobs, SamplingParams, new_request_id
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason   "stop" or "length"
     stop_reason     the stop string or stop id that ended it, where the client named it
     num_cached      prompt tokens taken from the prefix cache
+    index           which of a prompt's `n` outputs this is
+    logprobs        of token_ids; prompt_logprobs: of prompt_ids from the second on; where asked for
     """
 
     request_id: str
@@ -34,6 +36,9 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: str | int | None
     num_cached: int
+    index: int = 0
+    logprobs: list[Logprobs] = []
+    prompt_logprobs: list[Logprobs] = []
 
 
 Prompt = str | Sequence[int]
@@ -60,7 +65,7 @@ class LLM:
         self._special_tokens = source.special_tokens
         self.tokenizer = source.tokenizer()
         self._engine = Engine(config, progress)
-        self._front = Front(self._engine.info(), source.eos_ids)
+        self._front = Front(self._engine.info(), source.eos_ids, self.tokenizer.encode)
 
     @property
     def plan(self) -> Plan:
@@ -73,7 +78,7 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Continue each prompt (text, or token ids). Results stand in the order of the prompts.
+        """Continue each prompt (text, or token ids). Results stand in the order of the prompts, `n` for each.
 
         Raises: RequestError for a prompt or parameter that cannot be served, before anything runs;
         DeviceError when a step fails.
@@ -82,7 +87,11 @@ class LLM:
         each = [sampling or SamplingParams()] * len(batch) if not isinstance(sampling, Sequence) else list(sampling)
         if len(each) != len(batch):
             raise RequestError(f"{len(each)} sampling parameters for {len(batch)} prompts: give one, or one each")
-        runs = [_Run(self, prompt, params) for prompt, params in zip(batch, each, strict=True)]
+        runs = [
+            _Run(self, prompt, params, index)
+            for prompt, params in zip(batch, each, strict=True)
+            for index in range(max(1, params.n))
+        ]
         by_id = {run.request.request_id: run for run in runs}
         try:
             for run in runs:
@@ -146,10 +155,13 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 class _Run:
     """One request of `LLM`."""
 
-    def __init__(self, llm: LLM, prompt: Prompt, sampling: SamplingParams) -> None:
+    def __init__(self, llm: LLM, prompt: Prompt, sampling: SamplingParams, index: int = 0) -> None:
         ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._engine = llm.engine
-        self.request = llm._front.request(ids, sampling, request_id=new_request_id("gen"))
+        self.request = llm._front.request(ids, sampling, request_id=new_request_id("gen"), index=index)
+        self._index = index
+        self._logprobs: list[Logprobs] = []
+        self._prompt_logprobs: list[Logprobs] = []
         self._text_output = TextOutput(llm.tokenizer, sampling, ids)
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -164,6 +176,8 @@ class _Run:
         delta = self._text_output.push(output)
         self._texts.append(delta.text)
         self._ids += delta.token_ids
+        self._logprobs += delta.logprobs
+        self._prompt_logprobs += delta.prompt_logprobs
         self._num_cached = output.num_cached
         self._last = delta
         if delta.finish_reason and not output.finish_reason:
@@ -182,4 +196,7 @@ class _Run:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             num_cached=self._num_cached,
+            index=self._index,
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.model.tokenizer import Detokenizer, StopStrings
-from core.request import SamplingParams, SequenceOutput
+from core.request import Logprobs, SamplingParams, SequenceOutput
 
 if TYPE_CHECKING:
     from core.model.tokenizer import Tokenizer
@@ -19,12 +19,15 @@ class Delta(NamedTuple):
 
     finish_reason   None while running
     stop_reason     the stop string or the stop id that ended it, where one did
+    logprobs        of token_ids, and prompt_logprobs of the prompt's tokens from the second on, where asked for
     """
 
     text: str
     token_ids: list[int]
     finish_reason: str | None
     stop_reason: str | int | None
+    logprobs: list[Logprobs] = []  # noqa: RUF012  a tuple's default, never changed
+    prompt_logprobs: list[Logprobs] = []  # noqa: RUF012
 
 
 class TextOutput:
@@ -47,6 +50,6 @@ class TextOutput:
             rest, matched = self._stops.flush()
             text += rest
         if matched is not None:
-            return Delta(text, output.new_ids, "stop", matched)
+            return Delta(text, output.new_ids, "stop", matched, output.logprobs, output.prompt_logprobs)
         stop_reason = output.stop_id if output.stop_id in self._eos_is_news else None
-        return Delta(text, output.new_ids, output.finish_reason, stop_reason)
+        return Delta(text, output.new_ids, output.finish_reason, stop_reason, output.logprobs, output.prompt_logprobs)

@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.engine.extras import Extras, ExtrasPacker
+from core.engine.rows import Ints, Rows
 from core.engine.step import StepPlan
 from core.errors import DeviceError
 from core.plugin.device import Device, Event
 from core.plugin.facts import ShapePolicy
 
-Ints = npt.NDArray[np.int32]
 FULL_SORT = 0
 
 
@@ -73,37 +74,7 @@ class StepInput:
     slots: tuple[torch.Tensor, ...]  # per g: T
     block_tables: tuple[torch.Tensor, ...]  # per g: S, B
     host: HostLengths
-
-
-class Rows:
-    """What the runner remembers of each row: the ids it was given, block tables, sampling parameters."""
-
-    def __init__(self, num_rows: int, max_blocks: int, num_groups: int) -> None:
-        self.ids: list[Ints] = [np.zeros(0, np.int32)] * num_rows
-        self.num_given = np.zeros(num_rows, np.int32)
-        self.tables = [np.zeros((num_rows, max_blocks), np.int32) for _ in range(num_groups)]
-        self.temperature = np.zeros(num_rows, np.float32)
-        self.top_p = np.ones(num_rows, np.float32)
-        self.top_k = np.zeros(num_rows, np.int32)
-        self.seed = np.zeros((num_rows, 2), np.int32)
-
-    def apply(self, plan: StepPlan) -> None:
-        """Take in what the plan says is new."""
-        for new in plan.new:
-            row = new.row
-            self.ids[row] = np.array(new.token_ids, np.int32)
-            self.num_given[row] = len(new.token_ids)
-            self.temperature[row], self.top_p[row] = new.temperature, new.top_p
-            self.top_k[row] = max(0, new.top_k)
-            self.seed[row] = np.array([new.seed], np.uint64).view(np.int32)
-            for table, pages in zip(self.tables, new.tables, strict=True):
-                table[row, : len(pages)] = pages
-                table[row, len(pages) :] = 0
-        if plan.edits:
-            rows, groups, positions, pages = np.array(plan.edits, np.int32).T
-            for g, table in enumerate(self.tables):
-                mine = groups == g
-                table[rows[mine], positions[mine]] = pages[mine]
+    extras: Extras | None  # what only some requests ask of their draws
 
 
 class Packer:
@@ -121,6 +92,7 @@ class Packer:
         max_seqs: int,
         max_blocks: int,
         sets: int,
+        vocab_size: int,
     ) -> None:
         self._device = device
         self._rows = rows
@@ -137,6 +109,7 @@ class Packer:
         self._on_device = device.empty((words,), torch.int32, where)
         self._copied = [Event() for _ in range(sets)]
         self._turn = 0
+        self._extras = ExtrasPacker(device, where, rows, vocab_size)
 
     def pack(self, plan: StepPlan) -> StepInput:
         """Fill the next host buffer and start its copy; work launched from now on sees it."""
@@ -149,7 +122,8 @@ class Packer:
         batch.fill(_views(self._words[turn], key, len(self._rows.tables)), key)
         self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
         self._copied[turn].wait()
-        return _step_input(self._on_device, key, len(self._rows.tables), batch)
+        extras = self._extras.pack(batch.logit_rows, batch.counters, batch.targets, key.logits)
+        return _step_input(self._on_device, key, len(self._rows.tables), batch, extras)
 
     def _key(self, batch: _Batch) -> ShapeKey:
         shapes = self._shapes
@@ -157,7 +131,7 @@ class Packer:
             _up(batch.num_tokens, shapes.tokens, "tokens"),
             _up(len(batch.rows), shapes.seqs, "sequences"),
             _up(batch.num_blocks, shapes.blocks, "blocks"),
-            _up(max(1, len(batch.sampled)), shapes.seqs, "sequences"),
+            _up(max(1, len(batch.logit_rows)), shapes.seqs, "sequences"),
             batch.greedy,
             1 if batch.greedy else batch.top_k_max,
         )
@@ -192,7 +166,7 @@ def _views(words: Ints, key: ShapeKey, num_groups: int) -> dict[str, Ints]:
     return views
 
 
-def _step_input(words: torch.Tensor, key: ShapeKey, num_groups: int, batch: _Batch) -> StepInput:
+def _step_input(words: torch.Tensor, key: ShapeKey, num_groups: int, batch: _Batch, extras: Extras | None) -> StepInput:
     views, start = {}, 0
     for name, size in _fields(key, num_groups):
         views[name] = words[start : start + size]
@@ -203,7 +177,7 @@ def _step_input(words: torch.Tensor, key: ShapeKey, num_groups: int, batch: _Bat
     for name in ("temperature", "top_p"):
         views[name] = views[name].view(torch.float32)
     host = HostLengths(_padded(batch.counts, key.seqs), _padded(batch.kv_lens, key.seqs), exact=True)
-    return StepInput(key=key, slots=slots, block_tables=tables, host=host, **views)
+    return StepInput(key=key, slots=slots, block_tables=tables, host=host, extras=extras, **views)
 
 
 def _padded(values: Ints, size: int) -> Ints:
@@ -220,19 +194,38 @@ class _Batch:
         self.rows = np.array(plan.rows, np.int32)
         self.starts = np.array(plan.starts, np.int32)
         self.counts = np.array(plan.counts, np.int32)
-        self.sampled = np.flatnonzero(np.array(plan.samples, bool))
+        self.samples = np.array(plan.samples, bool)
         self.kv_lens = self.starts + self.counts
         self.query_starts = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)
         self.num_tokens = int(self.query_starts[-1])
         self.num_blocks = -(-int(self.kv_lens.max()) // page_tokens)
-        self.output_rows = self.rows[self.sampled]
-        self.greedy = not bool(rows.temperature[self.output_rows].any())
+        sampled = np.flatnonzero(self.samples)
+        # Logit rows: first those that are drawn from; then those that score a prompt, with row 0's parameters.
+        self.logit_tokens = self.query_starts[1:][sampled] - 1
+        self.logit_rows = self.rows[sampled]
+        self.counters = self.kv_lens[sampled]
+        self.targets = np.zeros(len(sampled), np.int32)
+        if any(plan.scores):
+            self._add_scores([i for i, scores in enumerate(plan.scores) if scores])
+        self.greedy = not bool(rows.temperature[self.logit_rows].any())
+
+    def _add_scores(self, items: list[int]) -> None:
+        """Logit rows for prompt tokens: what follows each, as far as that is the prompt."""
+        for i in items:
+            num = self.counts[i] - self.samples[i]
+            tokens = np.arange(num, dtype=np.int32) + self.query_starts[i]
+            zeros = np.zeros(num, np.int32)
+            following = self._of.ids[self.rows[i]][self.starts[i] + 1 : self.starts[i] + 1 + num]
+            self.logit_tokens = np.concatenate([self.logit_tokens, tokens])
+            self.logit_rows = np.concatenate([self.logit_rows, zeros])
+            self.counters = np.concatenate([self.counters, zeros])
+            self.targets = np.concatenate([self.targets, following])
 
     @property
     def top_k_max(self) -> int:
         """Bound on top_k of the rows that limit their choice; FULL_SORT where one limits it by top_p alone."""
-        top_k = self._of.top_k[self.output_rows]
-        by_p_alone = (self._of.top_p[self.output_rows] < 1) & (top_k == 0)
+        top_k = self._of.top_k[self.logit_rows]
+        by_p_alone = (self._of.top_p[self.logit_rows] < 1) & (top_k == 0)
         if by_p_alone.any():
             return FULL_SORT
         return 1 << max(0, int(top_k.max(initial=1)) - 1).bit_length()
@@ -248,13 +241,13 @@ class _Batch:
         self._fill_ids(out["token_ids"])
         _put(out["query_starts"], self.query_starts, pad=num)
         _put(out["kv_lens"], self.kv_lens)
-        _put(out["logit_rows"], self.query_starts[1:][self.sampled] - 1)
-        _put(out["output_rows"], self.output_rows)
-        _put(out["counter"], self.kv_lens[self.sampled])
-        _put(out["top_k"], rows.top_k[self.output_rows])
-        _put(out["seed"], rows.seed[self.output_rows].reshape(-1))
-        _put(out["temperature"].view(np.float32), rows.temperature[self.output_rows])
-        _put(out["top_p"].view(np.float32), rows.top_p[self.output_rows], pad=1)
+        _put(out["logit_rows"], self.logit_tokens)
+        _put(out["output_rows"], self.logit_rows)
+        _put(out["counter"], self.counters)
+        _put(out["top_k"], rows.top_k[self.logit_rows])
+        _put(out["seed"], rows.seed[self.logit_rows].reshape(-1))
+        _put(out["temperature"].view(np.float32), rows.temperature[self.logit_rows])
+        _put(out["top_p"].view(np.float32), rows.top_p[self.logit_rows], pad=1)
         for g, table in enumerate(rows.tables):
             _put(out[f"slots{g}"], table[row_T, positions // page] * page + positions % page, pad=-1)
             blocks = out[f"block_table{g}"].reshape(key.seqs, key.blocks)

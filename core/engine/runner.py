@@ -7,32 +7,62 @@ except `Flight.output`, which only waits and reads host memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from core.config import Plan
-from core.engine.pack import Packer, Rows, ShapeKey, StepInput
+from core.engine.pack import Packer, ShapeKey, StepInput
+from core.engine.rows import Rows
 from core.engine.step import StepOutput, StepPlan
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
 from core.model.layers import Model, Planes, Weights
 from core.plugin.device import Device, Event
 from core.plugin.facts import Need
+from core.request import Logprobs
+
+
+class Reported(NamedTuple):
+    """Log-probabilities of a step's logit rows: of the token drawn or scored, and of the likeliest ones."""
+
+    logprob_L: torch.Tensor
+    rank_L: torch.Tensor
+    top_logprobs_LK: torch.Tensor
+    top_ids_LK: torch.Tensor
 
 
 @dataclass
 class Flight:
-    """A step that was launched."""
+    """A step that was launched: what it draws, and log-probabilities where asked for, on the host."""
 
     ids: torch.Tensor
-    num_ids: int
-    arrived: Event
+    arrived: list[Event]
+    reported: Reported | None
+    wanted: list[int]  # per sampling item: how many likeliest tokens to report; -1: no report
+    scored: list[tuple[int, int]]  # per scoring item: how many rows, how many likeliest tokens
 
+    @torch.inference_mode()
     def output(self) -> StepOutput:
         """Wait for the step and read what it drew."""
-        self.arrived.synchronize()
-        return StepOutput(self.ids[: self.num_ids].tolist())
+        for event in self.arrived:
+            event.synchronize()
+        num = len(self.wanted)
+        ids = self.ids[:num].tolist()
+        if self.reported is None:
+            return StepOutput(ids)
+        rows = [list(column) for column in zip(*(column.tolist() for column in self.reported), strict=True)]
+        logprobs = [_report(row, k) if k >= 0 else None for row, k in zip(rows, self.wanted, strict=False)]
+        prompts, start = [], num
+        for size, k in self.scored:
+            prompts.append([_report(row, k) for row in rows[start : start + size]])
+            start += size
+        return StepOutput(ids, logprobs, prompts)
+
+
+def _report(row: list[Any], k: int) -> Logprobs:
+    logprob, rank, top_logprobs, top_ids = row
+    return Logprobs(logprob, rank, top_ids[:k], top_logprobs[:k])
 
 
 class StepFunction:
@@ -46,9 +76,8 @@ class StepFunction:
     ) -> None:
         need = Need(dtype=plan.dtype, max_seqs=plan.max_num_seqs)
         self._model = model
-        self._take_ids = kernels.bind("take_ids", need)
-        self._put_ids = kernels.bind("put_ids", need)
-        self._sample = kernels.bind("sample", need)
+        rows = ("take_ids", "put_ids", "sample", "add_bias", "penalize", "apply_mask", "min_p", "logprobs_topk")
+        self._kernels = {row: kernels.bind(row, need) for row in rows}
         # Ranks draw from the same logits; that they agree is made certain, not assumed.
         self._share = kernels.bind("broadcast", need, group=process_group, source=0) if process_group else None
         self._plans = [
@@ -64,14 +93,14 @@ class StepFunction:
     def __call__(
         self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[list[Planes]]]:
-        ids_T = self._take_ids(x.token_ids, x.source_rows, last_ids)
+        ids_T = self._kernels["take_ids"](x.token_ids, x.source_rows, last_ids)
         plans = [
             plan(x.query_starts, x.kv_lens, table, num_tokens=x.key.tokens, host=x.host)
             for plan, table in zip(self._plans, x.block_tables, strict=True)
         ]
         logits_LV, hidden_LE, kv = self._model(w, ids_T, x, plans, kv)
-        ids_L = self._sample(
-            logits_LV,
+        ids_L = self._kernels["sample"](
+            self._shaped(logits_LV, x),
             x.temperature,
             x.top_k,
             x.top_p,
@@ -82,8 +111,32 @@ class StepFunction:
         )
         if self._share:
             ids_L = self._share(ids_L)
-        last_ids = self._put_ids(last_ids, x.output_rows, ids_L)
+        last_ids = self._kernels["put_ids"](last_ids, x.output_rows, ids_L)
         return ids_L, logits_LV, hidden_LE, last_ids, kv
+
+    def _shaped(self, logits_LV: torch.Tensor, x: StepInput) -> torch.Tensor:
+        """The logits to draw from: the model's, after what requests ask for. The model's own are left as they are."""
+        e = x.extras
+        if e is None:
+            return logits_LV
+        if e.bias:
+            logits_LV = self._kernels["add_bias"](logits_LV, *e.bias)
+        if e.penalties:
+            logits_LV = self._kernels["penalize"](logits_LV, *e.penalties)
+        if e.mask is not None:
+            logits_LV = self._kernels["apply_mask"](logits_LV, e.mask)
+        if e.min_p is not None:
+            logits_LV = self._kernels["min_p"](logits_LV, x.temperature, e.min_p)
+        return logits_LV
+
+    def report(self, x: StepInput, logits_LV: torch.Tensor, last_ids: torch.Tensor) -> Reported | None:
+        """Log-probabilities after a step, where its requests want some."""
+        e = x.extras
+        if e is None or e.num_logprobs is None:
+            return None
+        # Rows that were drawn from report what was drawn; rows that score have output row 0 and keep their target.
+        tokens_L = self._kernels["take_ids"](e.targets, x.output_rows, last_ids)
+        return Reported(*self._kernels["logprobs_topk"](logits_LV, tokens_L, k=e.num_logprobs))
 
 
 class Runner:
@@ -99,6 +152,7 @@ class Runner:
         kv: list[list[Planes]],
         *,
         max_blocks: int,
+        vocab_size: int,
     ) -> None:
         num_rows, sets = plan.max_num_seqs + 1, plan.pipeline_depth + 1
         self.plan = plan
@@ -117,6 +171,7 @@ class Runner:
             max_seqs=plan.max_num_seqs,
             max_blocks=max_blocks,
             sets=sets,
+            vocab_size=vocab_size,
         )
         self._last_ids = torch.zeros(num_rows, dtype=torch.int32, device=where)
         self._compiled: dict[ShapeKey, Any] = {}
@@ -129,20 +184,38 @@ class Runner:
         """Start one step."""
         self._rows.apply(plan)
         x = self._packer.pack(plan)
-        step = self._step_for(x.key)
-        ids_L, _, _, self._last_ids, self._kv = step(self._weights, x, self._last_ids, self._kv)
+        step = self._step_for(x)
+        ids_L, logits_LV, _, self._last_ids, self._kv = step(self._weights, x, self._last_ids, self._kv)
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
-        arrived = self._device.d2h(host[: x.key.logits], ids_L)
-        return Flight(host, sum(plan.samples), arrived)
+        arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
+        on_device = self._step.report(x, logits_LV, self._last_ids)
+        reported = None
+        if on_device is not None:
+            reported = Reported(*(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device))
+            arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
+        return Flight(host, arrived, reported, *self._wishes(plan))
 
-    def _step_for(self, key: ShapeKey) -> Any:
-        """The step made for this key, where the device compiles at all: only its own shapes come back."""
-        if not self._static:
+    def _wishes(self, plan: StepPlan) -> tuple[list[int], list[tuple[int, int]]]:
+        """What `Flight` must know to tell whose log-probabilities are whose."""
+        requests = [self._rows.wishes[row].request for row in plan.rows]
+        wanted = [r.logprobs if r else -1 for r, samples in zip(requests, plan.samples, strict=True) if samples]
+        scored = []
+        for r, count, samples, scores in zip(requests, plan.counts, plan.samples, plan.scores, strict=True):
+            if scores and r:
+                scored.append((count - samples, r.prompt_logprobs))
+        return wanted, scored
+
+    def _step_for(self, x: StepInput) -> Any:
+        """The step made for this shape, where the device compiles: only its own shapes come back.
+
+        Extras have shapes of their own, so a step with some runs as it is.
+        """
+        if not self._static or x.extras is not None:
             return self._step
-        if key not in self._compiled:
-            self._compiled[key] = self._device.compile(self._step, key)
-        return self._compiled[key]
+        if x.key not in self._compiled:
+            self._compiled[x.key] = self._device.compile(self._step, x.key)
+        return self._compiled[x.key]
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:

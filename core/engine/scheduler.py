@@ -18,14 +18,17 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Seq
+from itertools import zip_longest
 
-from core.engine.batch import Batch
+import msgspec
+
+from core.engine.batch import Batch, Item
 from core.engine.sequence import Sequence, Status
 from core.engine.step import NewSequence, StepOutput, StepPlan
 from core.errors import RequestError
 from core.kv.cache import KVCache
-from core.kv.prefix import KEY_BYTES, chain_keys, root_key
-from core.request import Request, SequenceOutput
+from core.kv.prefix import root_key
+from core.request import Logprobs, Request, SequenceOutput
 
 
 class Scheduler:
@@ -49,8 +52,9 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._leaving: set[Sequence] = set()
         self._rows = list(range(max_seqs, 0, -1))
-        self._flights: deque[list[tuple[Sequence, int, bool]]] = deque()
+        self._flights: deque[list[Item]] = deque()
         self._edits: list[tuple[int, int, int, int]] = []
+        self._drawn: list[tuple[int, int]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -94,7 +98,7 @@ class Scheduler:
 
     def fail(self, message: str) -> list[SequenceOutput]:
         """End every sequence of the steps in flight with an error: what they computed is not known."""
-        seqs = {seq for items in self._flights for seq, _, _ in items}
+        seqs = {item.seq for items in self._flights for item in items}
         self._flights.clear()
         outputs = []
         for seq in sorted(seqs):
@@ -118,7 +122,9 @@ class Scheduler:
         plan = batch.plan
         if batch.items:
             plan.edits.extend(self._edits)
+            plan.drawn.extend(self._drawn)
             self._edits.clear()
+            self._drawn.clear()
             self._flights.append(batch.items)
         assert batch.items or self._flights or not self._by_id, "nothing can run and nothing is in flight"
         return plan
@@ -131,7 +137,7 @@ class Scheduler:
             seq = self.running[position]
             # Each sequence after this one can still get a token in this step.
             spare = batch.budget - (len(self.running) - position - 1)
-            count = min(seq.num_todo, max(1, spare))
+            count = min(seq.num_todo, max(1, spare), batch.room_for(seq))
             if count > 0:
                 start, table = seq.frontier, seq.table
                 assert table is not None
@@ -175,8 +181,11 @@ class Scheduler:
             if seq.status is Status.FINISHED:
                 heapq.heappop(self._waiting)
                 continue
-            self._extend_keys(seq, len(seq.token_ids))
-            lease = self.cache.lease(seq.keys, len(seq.token_ids) - 1)
+            if self.cache.prefix_caching:
+                seq.extend_keys(len(seq.token_ids), self.cache.page_tokens)
+            # Log-probabilities of a prompt need its logits, so it is computed even where its entries are cached.
+            most = 0 if seq.request.prompt_logprobs >= 0 and not seq.num_outputs else len(seq.token_ids) - 1
+            lease = self.cache.lease(seq.keys, most)
             total = self.cache.pages_for(len(seq.token_ids))
             # The whole sequence must fit: a chunk that gets in alone is preempted by the next one.
             if not self.cache.can_take(total - lease.num_tokens // self.cache.page_tokens):
@@ -194,27 +203,29 @@ class Scheduler:
         seq.row = self._rows.pop()
         insort(self.running, seq)
         assert seq.table is not None
-        count = min(seq.num_todo, batch.budget)
+        count = min(seq.num_todo, batch.room_for(seq))
         self.cache.grow(seq.table, seq.frontier + count)
-        r = seq.request
         tables = [pages[: seq.table.length].tolist() for pages in seq.table.pages]
-        batch.plan.new.append(
-            NewSequence(seq.row, list(seq.token_ids), tables, r.temperature, r.top_k, r.top_p, r.seed)
-        )
+        request = msgspec.structs.replace(seq.request, prompt_ids=[], prefix_keys=b"")
+        num_prompt = len(seq.request.prompt_ids)
+        batch.plan.new.append(NewSequence(seq.row, list(seq.token_ids), tables, request, num_prompt))
         batch.add(seq, seq.frontier, count)
 
     def update(self, output: StepOutput) -> list[SequenceOutput]:
         """Retire the oldest step in flight with what it drew."""
         items = self._flights.popleft()
-        ids = iter(output.ids)
+        draws = iter(zip_longest(output.ids, output.logprobs))
+        scores = iter(output.prompt_logprobs)
         outputs = []
-        for seq, count, samples in items:
+        for seq, count, samples, scored in items:
             seq.num_computed += count
             seq.num_scheduled -= count
-            drawn = next(ids) if samples else None
+            drawn, logprobs = next(draws) if samples else (None, None)
+            if scored:
+                seq.prompt_logprobs += next(scores)
             seq.num_pending -= samples
             if seq.status is not Status.FINISHED:
-                result = self._advance(seq, drawn)
+                result = self._advance(seq, drawn, logprobs)
                 if result is not None:
                     outputs.append(result)
             if seq in self._leaving and not seq.num_scheduled:
@@ -222,13 +233,15 @@ class Scheduler:
                 self._vacate(seq)
         return outputs
 
-    def _advance(self, seq: Sequence, drawn: int | None) -> SequenceOutput | None:
+    def _advance(self, seq: Sequence, drawn: int | None, logprobs: Logprobs | None) -> SequenceOutput | None:
         """Take in one retired item of a live sequence."""
         if drawn is not None and drawn < 0:
             self._finish(seq)
             return SequenceOutput(seq.request.request_id, [], "error", error="the model's logits are not numbers")
         if drawn is not None:
             seq.token_ids.append(drawn)
+            if seq.in_step:
+                self._drawn.append((seq.row, drawn))
         self._commit(seq)
         if drawn is None:
             return None
@@ -240,7 +253,16 @@ class Scheduler:
         if reason:
             self._finish(seq)
         stop_id = drawn if reason == "stop" else None
-        return SequenceOutput(seq.request.request_id, [drawn], reason, stop_id, seq.num_cached or 0)
+        prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
+        return SequenceOutput(
+            seq.request.request_id,
+            [drawn],
+            reason,
+            stop_id,
+            seq.num_cached or 0,
+            logprobs=[] if logprobs is None else [logprobs],
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def _commit(self, seq: Sequence) -> None:
         """Make pages that are complete findable, and drop those that no later token sees."""
@@ -248,18 +270,10 @@ class Scheduler:
         assert table is not None
         num_pages = seq.num_computed // self.cache.page_tokens
         if self.cache.prefix_caching and num_pages > table.committed:
-            self._extend_keys(seq, num_pages * self.cache.page_tokens)
+            seq.extend_keys(num_pages * self.cache.page_tokens, self.cache.page_tokens)
             self._edits += [(seq.row, *edit) for edit in self.cache.commit(table, seq.keys, num_pages)]
         if self.cache.windowed:
             self.cache.trim(table, seq.num_computed)
-
-    def _extend_keys(self, seq: Sequence, num_tokens: int) -> None:
-        """Have keys for every full page of the first `num_tokens` tokens."""
-        page = self.cache.page_tokens
-        have = len(seq.keys) // KEY_BYTES
-        if self.cache.prefix_caching and have < num_tokens // page:
-            parent = seq.keys[-KEY_BYTES:] or seq.root
-            seq.keys += chain_keys(parent, seq.token_ids[have * page : num_tokens], page)
 
     def _preempt(self, seq: Sequence) -> None:
         """Take everything from a running sequence; it starts over later, from what the prefix cache still has."""
@@ -288,7 +302,9 @@ class Scheduler:
         self.cache.close(seq.table)
         self._rows.append(seq.row)
         self._edits = [edit for edit in self._edits if edit[0] != seq.row]
+        self._drawn = [draw for draw in self._drawn if draw[0] != seq.row]
         seq.table, seq.row, seq.num_computed = None, 0, 0
+        seq.prompt_logprobs = []  # computed anew with the prompt
         if seq.status is Status.PREEMPTED:
             seq.status = Status.WAITING
             heapq.heappush(self._waiting, seq)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from core.kv.cache import BlockTable
-from core.request import Request
+from core.kv.prefix import KEY_BYTES, chain_keys
+from core.request import Logprobs, Request
 
 
 class Status(Enum):
@@ -28,6 +29,9 @@ class Sequence:
     keys            prefix keys of the full pages of token_ids, as far as they were needed
     num_cached      prompt tokens found in the prefix cache when it was first admitted
     num_fed         tokens that will ever be computed: the last one that a request may have is not fed back
+    scores          log-probabilities of its prompt are wanted
+    in_step         its draws depend on the ids drawn before: nothing of it is scheduled while a draw is in flight
+    prompt_logprobs of prompt tokens that no output has taken yet
     """
 
     request: Request
@@ -43,11 +47,17 @@ class Sequence:
     num_cached: int | None = None
     stop_ids: frozenset[int] = field(init=False)
     num_fed: int = field(init=False)
+    in_step: bool = field(init=False)
+    scores: bool = field(init=False)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
     order: tuple[int, float, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.stop_ids = frozenset(self.request.stop_ids)
         self.num_fed = len(self.request.prompt_ids) + self.request.max_tokens - 1
+        r = self.request
+        self.scores = r.prompt_logprobs >= 0
+        self.in_step = bool(r.bad_ids) or r.repetition_penalty != 1 or bool(r.frequency_penalty or r.presence_penalty)
         self.order = (self.request.priority, self.request.arrival_s, self.request.request_id)
 
     def __lt__(self, other: Sequence) -> bool:
@@ -62,7 +72,21 @@ class Sequence:
     @property
     def num_todo(self) -> int:
         """Tokens to schedule to catch up with all that will be known once the steps in flight have retired."""
+        if self.in_step and self.num_pending:
+            return 0
         return min(len(self.token_ids) + self.num_pending, self.num_fed) - self.num_computed - self.num_scheduled
+
+    @property
+    def scores_next(self) -> bool:
+        """Whether the next tokens to compute are part of a prompt whose log-probabilities are wanted."""
+        return self.scores and not self.num_outputs and self.frontier < len(self.request.prompt_ids) - 1
+
+    def extend_keys(self, num_tokens: int, page_tokens: int) -> None:
+        """Have keys for every full page of the first `num_tokens` tokens."""
+        have = len(self.keys) // KEY_BYTES
+        if have < num_tokens // page_tokens:
+            parent = self.keys[-KEY_BYTES:] or self.root
+            self.keys += chain_keys(parent, self.token_ids[have * page_tokens : num_tokens], page_tokens)
 
     @property
     def num_outputs(self) -> int:

@@ -5,21 +5,23 @@ The runner keeps a copy of what it needs of each sequence under a row number, an
 
 import msgspec
 
+from core.request import Logprobs, Request
+
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     """A sequence that takes over `row`.
 
     token_ids   every id known so far
     tables      per KV group, the page of each block-table entry (0: no longer needed)
+    request     for its sampling parameters; without the prompt, which token_ids has
+    num_prompt  how many of token_ids are the prompt
     """
 
     row: int
     token_ids: list[int]
     tables: list[list[int]]
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    request: Request
+    num_prompt: int
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -27,7 +29,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     rows, starts, counts   per item: the sequence's row, the position of its first token, how many tokens
     samples                per item: whether its last token is followed by a draw
-    edits                  (row, KV group, index, page): block-table entries that changed; applied after `new`
+    edits                  (row, KV group, position, page): block-table entries that changed; applied after `new`
+    scores                 per item: whether log-probabilities of the prompt tokens after each of its tokens are wanted
+    drawn                  (row, id): ids drawn before, of rows whose draws depend on them
 
     An id at a position that the runner was not given is the last one drawn for that row.
     """
@@ -38,6 +42,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     counts: list[int]
     samples: list[bool]
     edits: list[tuple[int, int, int, int]]
+    scores: list[bool]
+    drawn: list[tuple[int, int]]
 
     @property
     def num_tokens(self) -> int:
@@ -45,6 +51,13 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Ids drawn, in the order of the plan's sampling items; -1 where the logits were not numbers."""
+    """What a step drew.
+
+    ids              per sampling item of the plan, in order; -1 where the logits were not numbers
+    logprobs         per sampling item; None where the request asked for none; empty when none did
+    prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
+    """
 
     ids: list[int]
+    logprobs: list[Logprobs | None] = msgspec.field(default_factory=list)
+    prompt_logprobs: list[list[Logprobs]] = msgspec.field(default_factory=list)

@@ -189,4 +189,6 @@ class KernelSet:
             if sizes and None not in sizes:
                 some = frozenset[int]().union(*(s for s in sizes if s is not None))
                 common = some if common is None else common & some
+        if common is not None and not common:
+            raise PluginError(f"the KV kernels of {self._kv_provider} have no page size in common: mend their Support")
         return common

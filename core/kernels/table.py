@@ -214,6 +214,20 @@ _ROWS = (
         tolerance="elementwise",
     ),
     Row(
+        "add_bias",
+        Group.SAMPLING,
+        "logits_LV, ids_LB (-1 pads), bias_LB -> logits_LV float32",
+        sampling.add_bias,
+        tolerance="elementwise",
+    ),
+    Row(
+        "min_p",
+        Group.SAMPLING,
+        "logits_LV, temperature_L, least_L -> logits_LV float32, -inf where p < least * max p",
+        sampling.min_p,
+        tolerance="elementwise",
+    ),
+    Row(
         "apply_mask",
         Group.SAMPLING,
         "logits_LV, mask_L(V/32) bits -> logits_LV, -inf where the bit is 0",

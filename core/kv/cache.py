@@ -65,14 +65,25 @@ class BlockTable:
 
 
 class KVCache:
-    """Pools and indexes of all groups, each with `num_pages` pages of `page_tokens` tokens (page 0 is null)."""
+    """Pools and indexes of all groups, each with `num_pages` pages of `page_tokens` tokens (page 0 is null).
 
-    def __init__(self, groups: Sequence[KVGroup], num_pages: Sequence[int], page_tokens: int, prefix: bool) -> None:
-        assert groups[0].retain is None, "the first group keeps every token: it decides how far a prefix goes"
+    step_tokens   tokens in flight, at most: what a sequence holds beside its window. None: not known, so every group
+                  is asked for as many pages as one that keeps all.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        num_pages: Sequence[int],
+        page_tokens: int,
+        prefix: bool,
+        step_tokens: int | None = None,
+    ) -> None:
         self.groups = tuple(groups)
         self.page_tokens = page_tokens
         self.prefix_caching = prefix
         self._windows = [(g, group.retain) for g, group in enumerate(groups) if group.retain is not None]
+        self._most = [None if step_tokens is None else group.pages_held(page_tokens, step_tokens) for group in groups]
         self.indexes = [PrefixIndex(n) for n in num_pages]
         self.pools = [
             PagePool(n, on_evict=lambda page, index=index: index.forget(page))  # type: ignore[misc]
@@ -89,33 +100,34 @@ class KVCache:
 
     def lease(self, keys: bytes, max_tokens: int) -> Lease:
         """Pin the longest right prefix of at most `max_tokens` tokens, at a boundary where every group can resume."""
-        limit = max_tokens // self.page_tokens if self.prefix_caching else 0
-        full = self.indexes[0].longest(keys, limit)
-        end = self._boundary(keys, len(full))
-        tables = [self._resume(g, keys, full, end) for g in range(len(self.groups))]
+        limit = min(max_tokens // self.page_tokens, len(keys) // KEY_BYTES) if self.prefix_caching else 0
+        full = {g: self.indexes[g].longest(keys, limit) for g, group in enumerate(self.groups) if group.retain is None}
+        end = self._boundary(keys, min([limit, *map(len, full.values())]))
+        tables = [full[g][:end] if g in full else self._resume(g, keys, end) for g in range(len(self.groups))]
         for pool, pages in zip(self.pools, tables, strict=True):
             pool.pin(pages[pages != 0])
         return Lease(end * self.page_tokens, tables)
 
     def _boundary(self, keys: bytes, limit: int) -> int:
-        """The greatest boundary, in pages and at most `limit`, where every group can resume."""
+        """The greatest boundary, in pages and at most `limit`, where every window can resume."""
         end = limit
         while end > 0:
-            if all(self._tail(g, keys, end) is not None for g in range(1, len(self.groups))):
-                return end
-            end -= 1
-        return 0
+            gaps = [self.indexes[g].gap(keys, end, self._tail(g, end)) for g, _ in self._windows]
+            gap = max(gaps, default=-1)
+            if gap < 0:
+                break
+            end = gap  # whatever boundary lies between needs this page too
+        return end
 
-    def _tail(self, group: int, keys: bytes, end: int) -> Pages | None:
+    def _tail(self, group: int, end: int) -> int:
+        """Pages before boundary `end` that a group with a window must have there."""
         retain = self.groups[group].retain
-        return self.indexes[group].tail(keys, end, end if retain is None else min(end, self.pages_for(retain)))
+        assert retain is not None
+        return min(end, self.pages_for(retain))
 
-    def _resume(self, group: int, keys: bytes, full: Pages, end: int) -> Pages:
-        if group == 0:
-            return full[:end]
-        tail = self._tail(group, keys, end)
-        assert tail is not None
-        return np.concatenate([np.zeros(end - len(tail), np.int32), tail])
+    def _resume(self, group: int, keys: bytes, end: int) -> Pages:
+        num = self._tail(group, end)
+        return np.concatenate([np.zeros(end - num, np.int32), self.indexes[group].tail(keys, end, num)])
 
     def open(self, lease: Lease) -> BlockTable:
         """A block table that starts with a lease and takes over its pins."""
@@ -126,8 +138,17 @@ class KVCache:
         return max(0, self.pages_for(num_tokens) - table.length)
 
     def can_take(self, num_pages: int) -> bool:
-        """Whether every group can hand out `num_pages` pages now."""
-        return all([pool.num_available >= num_pages for pool in self.pools])
+        """Whether every group has room for a sequence that grows by `num_pages` pages.
+
+        A window takes no more than what lies in it at a time, so there the rest need not be free: it comes free as the
+        sequence goes on. Pages for the tokens of one step are never more than that.
+        """
+        return all(
+            [
+                pool.num_available >= (num_pages if most is None else min(num_pages, most))
+                for pool, most in zip(self.pools, self._most, strict=True)
+            ]
+        )
 
     def grow(self, table: BlockTable, num_tokens: int) -> list[Edit]:
         """Make room for `num_tokens` tokens. The pages must be there (`missing`, `can_take`)."""

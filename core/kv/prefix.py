@@ -107,12 +107,17 @@ class PrefixIndex:
         assert path is not None
         return path[:low].copy()
 
-    def tail(self, keys: bytes, end: int, num: int) -> Pages | None:
-        """The `num` pages that end at boundary `end`, if all are known, else None."""
-        pages = np.zeros(num, np.int32)
+    def tail(self, keys: bytes, end: int, num: int) -> Pages:
+        """The `num` pages that end at boundary `end`; all are known."""
+        return np.array([self._page[_key_at(keys, i)] for i in range(end - num, end)], np.int32)
+
+    def gap(self, keys: bytes, end: int, num: int) -> int:
+        """The last of the `num` positions before boundary `end` whose page is not known; -1 if all are."""
         for i in range(end - 1, end - num - 1, -1):
-            page = self._page.get(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES])
-            if page is None:
-                return None
-            pages[i - (end - num)] = page
-        return pages
+            if _key_at(keys, i) not in self._page:
+                return i
+        return -1
+
+
+def _key_at(keys: bytes, position: int) -> bytes:
+    return keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]

@@ -9,7 +9,7 @@ numbers first: where it only reorders rows, just the rows asked for are dequanti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,8 @@ _NOT_WEIGHTS = ("rope_freqs.weight",)
 _OUTER_STEMS = ("model.embed_tokens", "model.norm", "lm_head")
 _LAYER_STEMS = (
     *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
-    *(f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")),
+    *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm")),
+    "mlp.down_proj",
 )
 
 
@@ -57,6 +57,8 @@ class GgufSource:
         self._fix = spec.gguf_fix
         self._check_types()
         self.config: dict[str, Any] = read_config(self._file, spec.architectures)
+        if spec.gguf_config:
+            self.config.update(spec.gguf_config(lambda key: self._file.get(f"{arch}.{key}"), self.config))
         self.generation_config: dict[str, Any] = {}
         self._gguf_names = self._translate(arch)
 
@@ -73,7 +75,11 @@ class GgufSource:
         arch_id = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
         num_layers = self.config["num_hidden_layers"]
         name_map = gguf.get_tensor_name_map(arch_id, num_layers)
-        stems = [*_OUTER_STEMS, *(f"model.layers.{i}.{stem}" for i in range(num_layers) for stem in _LAYER_STEMS)]
+        # A family without gates of their own has them joined with what they gate, under the same name in GGUF.
+        apart = "blk.0.ffn_gate.weight" in self._file.tensors
+        inner = ["mlp.gate_proj", "mlp.up_proj"] if apart else ["mlp.gate_up_proj"]
+        layer_stems = [*_LAYER_STEMS, *inner]
+        stems = [*_OUTER_STEMS, *(f"model.layers.{i}.{stem}" for i in range(num_layers) for stem in layer_stems)]
         out = {}
         for stem in stems:
             gguf_stem = name_map.get_name(stem)
@@ -166,3 +172,12 @@ def unpermute_rope(array: np.ndarray, num_heads: int) -> np.ndarray:
     """
     halves = array.reshape(num_heads, array.shape[0] // num_heads // 2, 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)
+
+
+def unpermute_qk(name: str, tensor: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """A `gguf_fix` for families whose conversion interleaves the halves that rope turns: puts them back."""
+    if name.endswith(("q_proj.weight", "q_proj.bias")):
+        return unpermute_rope(tensor, config["num_attention_heads"])
+    if name.endswith(("k_proj.weight", "k_proj.bias")):
+        return unpermute_rope(tensor, config["num_key_value_heads"])
+    return tensor

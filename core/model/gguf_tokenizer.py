@@ -40,7 +40,9 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
         backend = _sentencepiece(file, tokens, types)
     else:
         raise ConfigError(f"{file.path} has a tokenizer of kind {kind!r}: core knows 'gpt2' and 'llama'")
-    _add_tokens(backend, tokens, types)
+    # Sentencepiece looks for them in normalised text. Where that begins with a space more, they would get it too.
+    in_normalised = kind == "llama" and not file.get("tokenizer.ggml.add_space_prefix", True)
+    _add_tokens(backend, tokens, types, in_normalised)
     has_bos = kind == "llama" or file.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
     _add_around(backend, file, tokens, has_bos)
     return Tokenizer(backend)
@@ -59,11 +61,16 @@ def _add_around(backend: tokenizers.Tokenizer, file: GgufFile, tokens: Sequence[
     )
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Tokens that are found in a text before anything else. Control tokens are special: no text of their own."""
+def _add_tokens(
+    backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], in_normalised: bool
+) -> None:
+    """Tokens that are found in a text before anything else. Control tokens are special: no text of their own.
+
+    in_normalised   the others are looked for in the text as it is normalised
+    """
     kinds = (_CONTROL, _USER_DEFINED, _UNKNOWN)
     added = [
-        AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+        AddedToken(token, special=kind != _USER_DEFINED, normalized=in_normalised and kind == _USER_DEFINED)
         for token, kind in zip(tokens, types, strict=True)
         if kind in kinds
     ]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from core.kv.groups import KVGroup
 from core.model.spec import Shard
 from core.plugin.facts import Need
 
@@ -28,10 +27,15 @@ Planes: TypeAlias = "tuple[torch.Tensor, ...]"
 
 @dataclass(frozen=True)
 class Source:
-    """One checkpoint tensor, and the axis along which ranks share it (None: every rank has all of it)."""
+    """One checkpoint tensor.
+
+    axis       along which ranks share it; None: every rank has all of it
+    sections   rows of each projection, where the tensor joins several: ranks share each of them
+    """
 
     name: str
     axis: int | None = None
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Param:
     sources  joined along axis 0
     packed   handed to `pack_weight` after loading
     make     computes it instead of reading it
+    add      added to what is read, in float32, before it is rounded to the model's dtype
     """
 
     name: str
@@ -49,6 +54,7 @@ class Param:
     sources: tuple[Source, ...] = ()
     packed: bool = False
     make: Callable[[], torch.Tensor] | None = None
+    add: float = 0.0
 
 
 @dataclass
@@ -100,8 +106,30 @@ class Model(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]: ...
 
 
+class Layer(Protocol):
+    """Hidden states in, hidden states out."""
+
+    def __call__(self, w: Weights, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
+class Chain:
+    """Layers one after another."""
+
+    def __init__(self, *layers: Layer) -> None:
+        self._layers = layers
+
+    def __call__(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
+        for layer in self._layers:
+            x = layer(w, x)
+        return x
+
+
 class Linear:
-    """y = x W^T + b. `rows`: ranks share the output; `columns`: ranks share the input and sum their results."""
+    """y = x W^T + b. `rows`: ranks share the output; `columns`: ranks share the input and sum their results.
+
+    sources    checkpoint names of the projections that are joined, without ".weight"
+    sections   rows of each projection, where the checkpoint has them joined in one tensor
+    """
 
     def __init__(
         self,
@@ -113,16 +141,17 @@ class Linear:
         *,
         split: str | None = None,
         bias: bool = False,
+        sections: tuple[int, ...] = (),
     ) -> None:
         axis = {None: None, "rows": 0, "columns": 1}[split]
         n_here = b.split(n) if split == "rows" else n
         k_here = b.split(k) if split == "columns" else k
-        weights = tuple(Source(f"{s}.weight", axis) for s in sources)
+        weights = tuple(Source(f"{s}.weight", axis, sections) for s in sources)
         self.weight = b.param(Param(f"{name}.weight", (n_here, k_here), weights, packed=True))
         self.bias = None
         if bias:
             # A sum over ranks must count the bias once, so with `columns` only rank 0 has it.
-            biases = tuple(Source(f"{s}.bias", 0 if split == "rows" else None) for s in sources)
+            biases = tuple(Source(f"{s}.bias", 0 if split == "rows" else None, sections) for s in sources)
             if split != "columns" or b.shard.rank == 0:
                 self.bias = b.param(Param(f"{name}.bias", (n_here,), biases))
         self._linear = b.kernels.bind("linear", b.need(n=n_here, k=k_here, scheme="dense"))
@@ -170,11 +199,38 @@ class Head:
         return logits_LV[:, : self.vocab]
 
 
-class RMSNorm:
-    """x / rms(x) * weight."""
+class Scale:
+    """x * factor, the factor rounded to the model's dtype."""
 
-    def __init__(self, b: Builder, name: str, source: str, size: int, eps: float) -> None:
-        self.weight = b.param(Param(name, (size,), (Source(source),)))
+    def __init__(self, b: Builder, factor: float) -> None:
+        import torch
+
+        from core.kernels.dtypes import TORCH_DTYPES
+
+        rounded = torch.tensor(factor).to(TORCH_DTYPES[b.dtype]).item()
+        self._scale_add = b.kernels.bind("scale_add", b.need(), scale=rounded - 1)
+
+    def __call__(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._scale_add(x, x)  # x * (factor - 1) + x
+        return y
+
+
+class Softcap:
+    """cap * tanh(x / cap)."""
+
+    def __init__(self, b: Builder, cap: float) -> None:
+        self._softcap = b.kernels.bind("softcap", b.need(), cap=cap)
+
+    def __call__(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._softcap(x)
+        return y
+
+
+class RMSNorm:
+    """x / rms(x) * weight, over the last axis. `add` is for checkpoints that hold the weight less 1."""
+
+    def __init__(self, b: Builder, name: str, source: str, size: int, eps: float, add: float = 0.0) -> None:
+        self.weight = b.param(Param(name, (size,), (Source(source),), add=add))
         self._norm = b.kernels.bind("rms_norm", b.need(k=size), eps=eps)
 
     def __call__(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
@@ -183,10 +239,10 @@ class RMSNorm:
 
 
 class AddRMSNorm:
-    """(norm(x + residual), x + residual)."""
+    """(norm(x + residual), x + residual). `add` as in RMSNorm."""
 
-    def __init__(self, b: Builder, name: str, source: str, size: int, eps: float) -> None:
-        self.weight = b.param(Param(name, (size,), (Source(source),)))
+    def __init__(self, b: Builder, name: str, source: str, size: int, eps: float, add: float = 0.0) -> None:
+        self.weight = b.param(Param(name, (size,), (Source(source),), add=add))
         self._add_norm = b.kernels.bind("add_rms_norm", b.need(k=size), eps=eps)
 
     def __call__(self, w: Weights, x_TE: torch.Tensor, residual_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,82 +250,11 @@ class AddRMSNorm:
         return y_TE, sum_TE
 
 
-class Rope:
-    """The cosines and sines of a step's positions, once per step; layers then turn their heads with them."""
-
-    def __init__(self, b: Builder, name: str, table: Callable[[], torch.Tensor], size: int) -> None:
-        self.table = b.param(Param(name, (b.max_len, size), make=table))
-        self._rows = b.kernels.bind("gather_rows", b.need())
-        self.turn = b.kernels.bind("rope", b.need(head_size=size))
-
-    def __call__(self, w: Weights, positions_T: torch.Tensor) -> torch.Tensor:
-        cos_sin_TF: torch.Tensor = self._rows(w[self.table], positions_T)
-        return cos_sin_TF
-
-
-class Attention:
-    """Queries over everything the sequence has cached, the step's own tokens included."""
-
-    def __init__(
-        self,
-        b: Builder,
-        name: str,
-        source: str,
-        group: KVGroup,
-        *,
-        hidden: int,
-        num_heads: int,
-        scale: float,
-        bias: bool = False,
-        out_bias: bool = False,
-    ) -> None:
-        self.size = group.head_size
-        self.heads, self.kv_heads = b.split(num_heads), b.split(group.num_kv_heads)
-        width = (num_heads + 2 * group.num_kv_heads) * self.size
-        parts = [f"{source}.{part}_proj" for part in "qkv"]
-        self.qkv = Linear(b, f"{name}.qkv", parts, width, hidden, split="rows", bias=bias)
-        self.out = Linear(
-            b, f"{name}.out", [f"{source}.o_proj"], hidden, num_heads * self.size, split="columns", bias=out_bias
-        )
-        need = b.need(head_size=self.size, page_tokens=b.page_tokens)
-        self._write = b.kernels.bind("kv_write", need, page_tokens=b.page_tokens)
-        self._attend = b.kernels.bind(
-            "attn_paged",
-            need,
-            scale=scale,
-            page_tokens=b.page_tokens,
-            window=group.retain,
-            softcap=None,
-            want_lse=False,
-        )
-
-    def __call__(
-        self,
-        w: Weights,
-        x_TE: torch.Tensor,
-        cos_sin_TF: torch.Tensor,
-        turn: Kernel,
-        slots_T: torch.Tensor,
-        plan: Any,
-        planes: Planes,
-    ) -> tuple[torch.Tensor, Planes]:
-        T, H, K = x_TE.shape[0], self.heads, self.kv_heads
-        qkv_THD = self.qkv(w, x_TE).view(T, H + 2 * K, self.size)
-        qk_THD = turn(qkv_THD[:, : H + K], cos_sin_TF)
-        planes = self._write(qk_THD[:, H:], qkv_THD[:, H + K :], planes, slots_T)
-        o_THD = self._attend(qk_THD[:, :H], planes, plan)
-        return self.out(w, o_THD.view(T, H * self.size)), planes
-
-
 class GatedMLP:
-    """down(act(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x)). gate_up: E -> 2 N, gates first; down: N -> E."""
 
-    def __init__(
-        self, b: Builder, name: str, source: str, *, hidden: int, inner: int, act: str, bias: bool = False
-    ) -> None:
-        parts = [f"{source}.gate_proj", f"{source}.up_proj"]
-        self.gate_up = Linear(b, f"{name}.gate_up", parts, 2 * inner, hidden, split="rows", bias=bias)
-        self.down = Linear(b, f"{name}.down", [f"{source}.down_proj"], hidden, inner, split="columns", bias=bias)
+    def __init__(self, b: Builder, gate_up: Layer, down: Layer, act: str) -> None:
+        self.gate_up, self.down = gate_up, down
         self._act_mul = b.kernels.bind("act_mul", b.need(), act=act)
 
     def __call__(self, w: Weights, x_TE: torch.Tensor) -> torch.Tensor:

@@ -53,15 +53,16 @@ class Loader:
     def load(self, params: Mapping[str, Param]) -> dict[str, Any]:
         """Every parameter, by name. Raises: ConfigError for a tensor that is missing or has another shape."""
         total = sum(self._bytes(p) for p in params.values())
-        shared = Counter(p.sources for p in params.values() if p.sources)
-        kept: dict[tuple[Source, ...], torch.Tensor] = {}
+        shared = Counter((p.sources, p.add) for p in params.values() if p.sources)
+        kept: dict[object, torch.Tensor] = {}
         weights, done = {}, 0
         for name, param in params.items():
-            raw = kept.get(param.sources) if param.sources else None
+            content = (param.sources, param.add)
+            raw = kept.get(content)
             if raw is None:
                 raw = self._make(param) if param.make else self._read(param)
-            if shared[param.sources] > 1:
-                kept[param.sources] = raw
+            if shared[content] > 1:
+                kept[content] = raw
             weights[name] = self._pack(raw) if param.packed else raw
             done += self._bytes(param)
             self._progress(done, total)
@@ -97,12 +98,15 @@ class Loader:
         for source in param.sources:
             part = self._slice(source)
             end = row + part.shape[0]
-            if part.shape[1:] != param.shape[1:] or end > param.shape[0]:
-                stored = tuple(self._source.shape(source.name))
+            stored = tuple(self._source.shape(source.name))
+            joined = not source.sections or sum(source.sections) == stored[0]
+            if part.shape[1:] != param.shape[1:] or end > param.shape[0] or not joined:
                 raise ConfigError(
                     f"{self._source.name}: tensor {source.name} of shape {stored} does not "
                     f"fit {param.name} {param.shape} as config.json has it: the files do not belong together"
                 )
+            if param.add:
+                part = part.float() + param.add
             self._device.h2d(target[row:end], part.to(self._dtype)).synchronize()
             row = end
         if row < param.shape[0]:
@@ -111,9 +115,11 @@ class Loader:
 
     def _pad(self, param: Param, rest: torch.Tensor) -> None:
         """Rows past the end of a table that ranks share unevenly."""
-        if len(param.sources) > 1 or param.sources[0].axis != 0 or self._shard.size == 1:
+        source = param.sources[0]
+        share = -(-self._source.shape(source.name)[0] // self._shard.size)
+        if len(param.sources) > 1 or source.axis != 0 or share != param.shape[0]:
             raise ConfigError(
-                f"{self._source.name}: {param.sources[0].name} has {param.shape[0] - len(rest)} rows and {param.name} "
+                f"{self._source.name}: {source.name} has {param.shape[0] - len(rest)} rows and {param.name} "
                 f"needs {param.shape[0]} as config.json has it: the files do not belong together"
             )
         self._device.h2d(rest, torch.zeros(tuple(rest.shape), dtype=self._dtype)).synchronize()
@@ -122,6 +128,16 @@ class Loader:
         if source.axis is None or self._shard.size == 1:
             return self._source.read(source.name)
         length = self._source.shape(source.name)[source.axis]
-        share = -(-length // self._shard.size)
-        part = slice(min(length, self._shard.rank * share), min(length, (self._shard.rank + 1) * share))
-        return self._source.read(source.name, part) if source.axis == 0 else self._source.read(source.name, None, part)
+        if source.axis == 1:
+            return self._source.read(source.name, None, self._share(0, length))
+        parts, start = [], 0
+        for size in source.sections or (length,):
+            parts.append(self._source.read(source.name, self._share(start, size)))
+            start += size
+        return torch.cat(parts)
+
+    def _share(self, start: int, size: int) -> slice:
+        """This rank's part of `size` rows or columns from `start` on."""
+        share = -(-size // self._shard.size)
+        first, last = (min(size, rank * share) for rank in (self._shard.rank, self._shard.rank + 1))
+        return slice(start + first, start + last)

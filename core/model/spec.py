@@ -55,6 +55,8 @@ class ModelSpec:
     build           declares parameters and binds kernels; weights are loaded later
     gguf_arch       name of the family in GGUF files, or None
     gguf_fix        undoes what GGUF conversion did to a tensor: (checkpoint name, array, config) -> array
+    gguf_config     entries of config.json that this family's GGUF files name otherwise or leave out:
+                    (metadata of the family by name, config so far) -> entries
     """
 
     architectures: tuple[str, ...]
@@ -62,6 +64,7 @@ class ModelSpec:
     build: Callable[[Any, Builder], Model]
     gguf_arch: str | None = None
     gguf_fix: Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray] | None = None
+    gguf_config: Callable[[Callable[[str], Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 
 from core.kernels.reference.kv import KVLayout, Plane
-from core.kernels.row import Implementation
+from core.kernels.row import Implementation, Kernel
+from core.kernels.table import TABLE
 
 _PAGES = KVLayout((Plane("int8", (0,), 0),), bytes_per_page=1, format_id="null")
 
+
+LIKELIER = 5.0
+"""Logit of the next token above the others."""
 
 _ZERO = torch.zeros(())
 
@@ -47,6 +51,8 @@ class NullKernels:
             "attn_paged": lambda q, planes, plan, **_: q,
             "sample": self.sample,
         }
+        for row in ("add_bias", "penalize", "apply_mask", "min_p", "logprobs_topk"):
+            rows[row] = self._on_real_logits(TABLE[row].reference)
         return [Implementation(row, kernel, "null") for row, kernel in rows.items()]
 
     def embed(self, ids_T: torch.Tensor, table_VE: torch.Tensor, *, first: int) -> torch.Tensor:
@@ -58,5 +64,20 @@ class NullKernels:
         self._rows_L = rows_K
         return _zeros(rows_K.shape[0], x.shape[1])
 
-    def sample(self, logits_LV: torch.Tensor, *_: torch.Tensor, greedy: bool, top_k_max: int) -> torch.Tensor:
-        return (self._ids_T[self._rows_L] + 1) % logits_LV.shape[1]
+    def sample(self, logits_LV: torch.Tensor, *rest: torch.Tensor, greedy: bool, top_k_max: int) -> torch.Tensor:
+        if greedy and not any(logits_LV.stride()):
+            return (self._ids_T[self._rows_L] + 1) % logits_LV.shape[1]
+        sample = TABLE["sample"].reference
+        ids_L: torch.Tensor = sample(self._real(logits_LV), *rest, greedy=greedy, top_k_max=top_k_max)
+        return ids_L
+
+    def _on_real_logits(self, reference: Kernel) -> Kernel:
+        """A request that shapes its draws gets something to shape."""
+        return lambda logits_LV, *rest, **fixed: reference(self._real(logits_LV), *rest, **fixed)
+
+    def _real(self, logits_LV: torch.Tensor) -> torch.Tensor:
+        """Logits in which the next token is likelier than the others, all alike; those that are real already stay."""
+        if any(logits_LV.stride()):
+            return logits_LV
+        following = (self._ids_T[self._rows_L].long() + 1) % logits_LV.shape[1]
+        return torch.zeros(logits_LV.shape).scatter_(1, following[:, None], LIKELIER)

@@ -181,6 +181,25 @@ def penalize(
     return wide - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
 
+def add_bias(logits: torch.Tensor, ids: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Logits [L, V] in float32, plus bias [L, B] float32 at ids [L, B] int32; -1 pads. No id stands twice in a row."""
+    size = logits.shape[-1]
+    places = torch.where(ids >= 0, ids, size).long()
+    sums = torch.zeros((logits.shape[0], size + 1), device=logits.device).scatter_add(1, places, bias)
+    return logits.float() + sums[:, :size]
+
+
+def min_p(logits: torch.Tensor, temperature: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Logits [L, V] in float32, -inf for tokens that at temperature [L] are less than least [L] times as likely as the
+    likeliest one. Greedy rows (temperature 0) and rows with least 0 stay as they are.
+    """
+    wide = logits.float()
+    # exp((x - top) / t) < least, without the exponentials.
+    floor = wide.amax(-1) + temperature * torch.log(least)
+    floor = torch.where((temperature > 0) & (least > 0), floor, float("-inf"))
+    return wide.masked_fill(wide < floor[:, None], float("-inf"))
+
+
 def apply_mask(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Logits [L, V], -inf where the bit is 0: bit i of word w of mask [L, ceil(V / 32)] int32 is for id 32 w + i."""
     ids = torch.arange(logits.shape[-1], device=logits.device)
@@ -193,11 +212,12 @@ def logprobs_topk(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of ids [L]: logprob [L] float32 and rank [L] int32; of the k likeliest: logprobs [L, k], ids [L, k] int32.
 
-    rank is 1 + the number of tokens with a greater logit. The likeliest are in order, equals by id.
+    An id -1, where nothing could be drawn, stands for 0. rank is 1 + the number of tokens with a greater logit. The
+    likeliest are in order, equals by id.
     """
     wide = logits.float()
     logprobs = torch.log_softmax(wide, -1)
-    chosen = ids.long()[:, None]
+    chosen = ids.clamp(min=0).long()[:, None]
     rank = (wide > wide.gather(1, chosen)).sum(-1) + 1
     top_ids = key_ids(order_keys(wide).topk(k, -1)[0], wide.shape[-1])
     return logprobs.gather(1, chosen)[:, 0], rank.int(), logprobs.gather(1, top_ids), top_ids.int()

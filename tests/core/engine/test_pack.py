@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.engine.pack import Packer, Rows, ShapeKey, StepInput
+from core.engine.pack import Packer, ShapeKey, StepInput
+from core.engine.rows import Rows
 from core.engine.step import NewSequence, StepPlan
 from core.errors import DeviceError
 from core.plugin import Device, DeviceFacts, Event, Memory, ShapePolicy
+from core.request import Request
 
 PAGE = 4
 NUM_ROWS = 7
@@ -59,10 +61,8 @@ class Dirty(Device):
 
 
 def make(rows: Rows, shapes: ShapePolicy = BUCKETS, sets: int = 2, max_blocks: int = 8, **limits: int) -> Packer:
-    sizes = {"max_tokens": 48, "max_seqs": NUM_ROWS, **limits}
-    return Packer(
-        Dirty(), torch.device("cpu"), rows, page_tokens=PAGE, shapes=shapes, max_blocks=max_blocks, sets=sets, **sizes
-    )
+    sizes = {"max_tokens": 48, "max_seqs": NUM_ROWS, "max_blocks": max_blocks, "vocab_size": 1000, **limits}
+    return Packer(Dirty(), torch.device("cpu"), rows, page_tokens=PAGE, shapes=shapes, sets=sets, **sizes)
 
 
 def bucket(size: int, buckets: tuple[int, ...]) -> int:
@@ -88,11 +88,11 @@ class Twin:
         shapes = self.shapes
         longest = max(start + count for start, count in zip(plan.starts, plan.counts, strict=True))
         drawing = [self.new[row] for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
-        greedy = all(new.temperature == 0 for new in drawing)
+        greedy = all(new.request.temperature == 0 for new in drawing)
         top_k_max = 1
-        while top_k_max < max([1, *(new.top_k for new in drawing)]):
+        while top_k_max < max([1, *(new.request.top_k for new in drawing)]):
             top_k_max *= 2
-        if any(new.top_p < 1 and new.top_k <= 0 for new in drawing):
+        if any(new.request.top_p < 1 and new.request.top_k <= 0 for new in drawing):
             top_k_max = 0
         return ShapeKey(
             bucket(sum(plan.counts), shapes.tokens),
@@ -129,10 +129,10 @@ class Twin:
                 out["logit_rows"].append(out["query_starts"][-1] - 1)
                 out["output_rows"].append(row)
                 out["counter"].append(start + count)
-                out["top_k"].append(max(0, new.top_k))
-                out["seed"].append([new.seed & 0xFFFFFFFF, new.seed >> 32])
-                out["temperature"].append(new.temperature)
-                out["top_p"].append(new.top_p)
+                out["top_k"].append(max(0, new.request.top_k))
+                out["seed"].append([new.request.seed & 0xFFFFFFFF, new.request.seed >> 32])
+                out["temperature"].append(new.request.temperature)
+                out["top_p"].append(new.request.top_p)
         self.pad(out, key)
         for g in range(self.num_groups):
             slots[g] += [-1] * (key.tokens - len(slots[g]))
@@ -164,6 +164,11 @@ def check(x: StepInput, plan: StepPlan, twin: Twin) -> None:
     assert x.host.kv_lens.tolist() == wanted["kv_lens"]
 
 
+def new_sequence(row: int, ids: list[int], tables: list[list[int]], **sampling: Any) -> NewSequence:
+    request = Request(request_id=str(row), prompt_ids=[], max_tokens=8, stop_ids=[], **sampling)
+    return NewSequence(row, ids, tables, request, len(ids))
+
+
 class Workload:
     """Plans as a scheduler would make them: rows are taken, go on step by step, and are taken over by others."""
 
@@ -175,7 +180,7 @@ class Workload:
         self.pages: dict[int, int] = {}
 
     def plan(self) -> StepPlan:
-        plan = StepPlan([], [], [], [], [], [])
+        plan = StepPlan([], [], [], [], [], [], [], [])
         for row in self.rng.sample(range(1, NUM_ROWS + 1), self.rng.randint(1, NUM_ROWS)):
             if row not in self.known or self.rng.random() < 0.25:
                 plan.new.append(self.take_over(row))
@@ -195,7 +200,9 @@ class Workload:
         temperature, top_k = rng.choice([0.0, 0.0, 0.5, 1.3]), rng.choice([-1, 0, 1, 2, 3, 40, 64, 65])
         top_p = rng.choice([1.0, 1.0, 0.25])
         ids = [rng.randrange(1000) for _ in range(self.known[row])]
-        return NewSequence(row, ids, tables, temperature, top_k, top_p, rng.getrandbits(64))
+        return new_sequence(
+            row, ids, tables, temperature=temperature, top_k=top_k, top_p=top_p, seed=rng.getrandbits(64)
+        )
 
     def add(self, plan: StepPlan, row: int, count: int) -> None:
         start = self.done[row]
@@ -233,12 +240,12 @@ def test_every_field_of_every_step(seed: int, num_groups: int, shapes: ShapePoli
 
 def one(row: int = 1, ids: int = 6, pages: int = 2, **sampling: Any) -> NewSequence:
     settings = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1, **sampling}
-    return NewSequence(row, list(range(ids)), [[5, 6, 7, 8, 9][:pages]], **settings)
+    return new_sequence(row, list(range(ids)), [[5, 6, 7, 8, 9][:pages]], **settings)
 
 
 def pack(new: list[NewSequence], samples: list[bool], shapes: ShapePolicy = BUCKETS, **limits: int) -> StepInput:
     rows = Rows(NUM_ROWS + 1, 8, 1)
-    plan = StepPlan(new, [n.row for n in new], [0] * len(new), [len(n.token_ids) for n in new], samples, [])
+    plan = StepPlan(new, [n.row for n in new], [0] * len(new), [len(n.token_ids) for n in new], samples, [], [], [])
     rows.apply(plan)
     return make(rows, shapes, **limits).pack(plan)
 
@@ -278,7 +285,7 @@ def test_a_row_taken_over_forgets_the_longer_table_before() -> None:
     rows = Rows(NUM_ROWS + 1, 8, 1)
     packer = make(rows)
     for new in (one(1, ids=20, pages=5), one(1, ids=3, pages=1)):
-        plan = StepPlan([new], [1], [0], [len(new.token_ids)], [True], [])
+        plan = StepPlan([new], [1], [0], [len(new.token_ids)], [True], [], [], [])
         rows.apply(plan)
         x = packer.pack(plan)
     assert x.block_tables[0].tolist() == [[5, 0]]
@@ -287,7 +294,7 @@ def test_a_row_taken_over_forgets_the_longer_table_before() -> None:
 def test_tables_narrower_than_the_bucket_are_padded() -> None:
     """Five pages at most, and the device takes two or eight."""
     rows = Rows(NUM_ROWS + 1, 5, 1)
-    plan = StepPlan([one(1, ids=18, pages=5)], [1], [0], [18], [True], [])
+    plan = StepPlan([one(1, ids=18, pages=5)], [1], [0], [18], [True], [], [], [])
     rows.apply(plan)
     x = make(rows, max_blocks=5).pack(plan)
     assert x.block_tables[0].tolist() == [[5, 6, 7, 8, 9, 0, 0, 0]]
@@ -315,7 +322,7 @@ def test_a_step_beyond_the_largest_bucket_is_refused() -> None:
 def test_inputs_of_one_shape_stay_where_they_are() -> None:
     rows = Rows(NUM_ROWS + 1, 8, 1)
     packer = make(rows)
-    plan = StepPlan([one()], [1], [0], [6], [True], [])
+    plan = StepPlan([one()], [1], [0], [6], [True], [], [], [])
     rows.apply(plan)
     first, second = packer.pack(plan), packer.pack(plan)
     assert first.key == second.key

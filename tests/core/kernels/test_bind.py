@@ -318,4 +318,7 @@ def test_a_bundle_on_request_that_refuses() -> None:
 def test_page_sizes_are_what_all_parts_take() -> None:
     some = [*bundle(page_sizes=frozenset({16, 32, 64})), native("attn_paged", page_sizes=frozenset({64, 16}))]
     assert KernelSet(some, {}, NEED).kv_page_sizes() == {16, 64}
+    none = [*bundle(page_sizes=frozenset({16})), native("attn_paged", page_sizes=frozenset({64}))]
+    with pytest.raises(PluginError, match="the KV kernels of acme have no page size in common"):
+        KernelSet(none, {}, Need()).kv_page_sizes()
     assert set(KV_BUNDLE) >= {*LAYOUT, "attn_plan", "attn_paged", "kv_copy", "kv_export", "kv_import"}

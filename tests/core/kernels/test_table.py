@@ -29,8 +29,8 @@ def test_rows_of_the_design() -> None:
     names = (
         "attn_plan attn_paged attn_merge embed gather_rows take_ids put_ids kv_layout kv_write kv_gather kv_export "
         "kv_import all_reduce all_gather reduce_scatter all_to_all_v broadcast send recv kv_copy kv_swap copy_rows "
-        "linear pack_weight quant_act rms_norm add_rms_norm rope act_mul scale_add softcap penalize apply_mask sample "
-        "logprobs_topk spec_verify"
+        "linear pack_weight quant_act rms_norm add_rms_norm rope act_mul scale_add softcap penalize "
+        "add_bias min_p apply_mask sample logprobs_topk spec_verify"
     )
     assert set(TABLE) == set(names.split())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -72,14 +73,13 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         page=st.sampled_from([1, 2, 3]),
         num_pages=st.sampled_from([4, 9, 15, 40]),
-        window=st.sampled_from([None, None, 1, 2, 5]),
+        retains=st.sampled_from([(None,), (None, 1), (None, 2), (None, 5), (None, 1, 4), (3,), (1, 4)]),
         prefix=st.sampled_from([True, True, True, False]),
         seed=st.integers(0, 2**32),
     )
-    def start(self, page: int, num_pages: int, window: int | None, prefix: bool, seed: int) -> None:
+    def start(self, page: int, num_pages: int, retains: tuple[int | None, ...], prefix: bool, seed: int) -> None:
         self.rng = random.Random(seed)
         self.page, self.num_pages, self.prefix = page, num_pages, prefix
-        retains = [None] if window is None else [None, window]
         self.cache = KVCache([KVGroup(1, 1, 1, retain=r) for r in retains], [num_pages] * len(retains), page, prefix)
         self.groups = [Group(r, num_pages) for r in retains]
         self.alive: list[Sequence] = []
@@ -343,6 +343,42 @@ def test_a_window_group_drops_what_no_token_sees_and_resumes_where_it_can() -> N
     assert leased(cache, ids) == 12
     assert leased(cache, ids, max_tokens=6) == 0, "its window at 6 is gone, whatever the first group has"
     assert len(taken) == 17
+
+
+def test_where_all_groups_have_windows_a_prefix_resumes_at_the_last_boundary_with_its_window() -> None:
+    cache, ids = KVCache([KVGroup(1, 1, 1, retain=4)], [20], 2, True), list(range(12))
+    table = fill(cache, ids, close=False)
+    assert table.held(0).tolist() == table.pages[0][4:6].tolist()
+    cache.close(table)
+    assert leased(cache, [*ids[:8], 99, 99]) == 8, "pages outside of windows stay until they are evicted"
+    assert leased(cache, ids) == 12
+    cache.pools[0].allocate(13 + 3)  # what was dropped first is evicted first
+    assert leased(cache, ids) == 12
+    assert leased(cache, ids, max_tokens=11) == 0
+
+
+def test_a_window_needs_room_for_what_lies_in_it_and_not_for_a_whole_prompt() -> None:
+    """A window of 4 in pages of 2, and steps of 2 tokens, in flight: at most 5 pages at a time."""
+    groups = [KVGroup(1, 1, 1), KVGroup(1, 1, 1, retain=4)]
+    assert groups[1].pages_held(2, 2) == 5
+    assert groups[0].pages_held(2, 2) is None
+    cache = KVCache(groups, [101, 11], 2, True, step_tokens=2)
+    assert cache.can_take(100)
+    assert not cache.can_take(101)
+    taken = cache.pools[1].allocate(6)
+    assert not cache.can_take(100)
+    assert cache.can_take(4)
+    cache.pools[1].release(np.array(taken, np.int32))
+    ids = list(range(200))
+    keys = chain_keys(root_key(b"spec", ""), ids, 2)
+    table = cache.open(cache.lease(keys, 199))
+    most = 0
+    for end in range(2, 201, 2):
+        cache.grow(table, end)
+        most = max(most, len(table.held(1)))
+        cache.commit(table, keys, end // 2)
+        cache.trim(table, end)
+    assert most == 3, "of 200 tokens"
 
 
 def test_tables_grow_without_moving_under_who_reads_them() -> None:

@@ -149,11 +149,11 @@ def test_tail_needs_every_page(known: set[int], end: int, num: int) -> None:
     for i in known:
         index.insert(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], 10 + i, np.zeros(0, np.int32))
     num = min(num, end)
-    found = index.tail(keys, end, num)
-    wanted = list(range(end - num, end))
-    assert (found is not None) == (known >= set(wanted))
-    if found is not None:
-        assert found.tolist() == [10 + i for i in wanted]
+    wanted = range(end - num, end)
+    missing = [i for i in wanted if i not in known]
+    assert index.gap(keys, end, num) == max(missing, default=-1)
+    if not missing:
+        assert index.tail(keys, end, num).tolist() == [10 + i for i in wanted]
 
 
 def test_what_is_found_stays_as_it_is() -> None:

@@ -11,6 +11,7 @@ import torch
 import core.engine.scheduler
 import core.kernels.reference.copy
 import core.kernels.reference.dense
+import core.kv.prefix
 import core.plugin.device
 from core.config import EngineConfig
 from core.engine.build import describe
@@ -23,7 +24,7 @@ PATCHES = {
     "core.kernels.reference.dense.rope": "core.kernels.reference.dense.rope = mine",
     "core.plugin.device.Device.seed": "core.plugin.device.Device.seed = mine",
     "core.engine.scheduler.Scheduler.__init__": "core.engine.scheduler.Scheduler.__init__ = mine",
-    "core.engine.scheduler.KEY_BYTES": "core.engine.scheduler.KEY_BYTES = 16",
+    "core.kv.prefix.KEY_BYTES": "core.kv.prefix.KEY_BYTES = 16",
     "core.kernels.reference.dense.act_mul": "del core.kernels.reference.dense.act_mul",
     "core.kernels.reference.copy.kv_copy": "core.kernels.reference.copy.kv_copy = core.kernels.reference.copy.kv_swap",
     "torch.add": "torch.add = mine",
@@ -33,7 +34,7 @@ PATCHES = {
 }
 MINE = """
 import functools
-import core.engine.scheduler, core.kernels.reference.copy, core.kernels.reference.dense
+import core.engine.scheduler, core.kernels.reference.copy, core.kernels.reference.dense, core.kv.prefix
 
 
 def mine(*args, **kwargs):

@@ -19,6 +19,10 @@ PAGE = 64
 SUPPORT = Support(dtypes=frozenset({"float32", "bfloat16"}), page_sizes=frozenset({PAGE}))
 
 
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max, dtype=dtype)
+
+
 class LateCopy(Event):
     """Lands when waited for, and reads its source only then."""
 
@@ -59,11 +63,10 @@ class HostileDevice(Device):
         pass
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        poison = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
-        return torch.full(shape, poison, dtype=dtype)
+        return poisoned(shape, dtype)
 
     def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(shape, torch.iinfo(dtype).max, dtype=dtype)
+        return poisoned(shape, dtype)
 
     def h2d(self, dst: torch.Tensor, src: torch.Tensor) -> Event:
         return LateCopy(dst, src)
