@@ -39,6 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching    find KV pages of earlier requests again
     tensor_parallel_size     ranks that split each layer
     pipeline_depth           steps that are scheduled while another runs: 0 or 1
+    batch_invariant          a request's tokens never depend on what else is served: slower
     fallback                 may production kernels run on their reference: deny, report, allow
     kernels                  row -> provider, or "reference"
     seed                     of the device's own generator
@@ -56,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1
     pipeline_depth: int | None = None
+    batch_invariant: bool = False
     fallback: str | None = None
     kernels: dict[str, str] = msgspec.field(default_factory=dict)
     seed: int = 0
@@ -113,6 +115,7 @@ class Plan:
     prefix_caching: bool
     tensor_parallel_size: int
     pipeline_depth: int
+    batch_invariant: bool
     fallback: str
     seed: int
     shapes: ShapePolicy
@@ -196,6 +199,7 @@ def resolve(
         c.set("pipeline_depth", config.pipeline_depth, note)
     else:
         c.ask("pipeline_depth", config.pipeline_depth, facts.max_depth, f"device {facts.name}")
+    c.set("batch_invariant", config.batch_invariant, "asked for" if config.batch_invariant else "default")
     strict = "deny" if facts.accelerator else "allow"
     c.ask("fallback", config.fallback, strict, "an accelerator" if facts.accelerator else "not an accelerator")
     c.set("seed", config.seed, "asked for" if config.seed else "default")

@@ -89,6 +89,8 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     assert device is not None
     where, implementations, notes = _open(candidate, device, facts, ranks)
     plan, kernels = _plan(config, facts, model_config, implementations, tap)
+    if plan.batch_invariant and facts.host_memory:
+        torch.set_num_threads(1)  # where threads share an operation, the parts depend on its size
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
     model = spec.build(model_config, builder)
     groups = model_config.kv_groups
@@ -128,7 +130,7 @@ def _plan(
 ) -> tuple[Plan, KernelSet]:
     def kernels_for(dtype: str, page: int | None) -> KernelSet:
         sizes = {g.head_size for g in model.kv_groups}
-        need = Need(dtype=dtype, head_size=max(sizes), page_tokens=page)
+        need = Need(dtype=dtype, head_size=max(sizes), page_tokens=page, batch_invariant=config.batch_invariant)
         return KernelSet(implementations, config.kernels, need, tap)
 
     # Page sizes follow from what the KV kernels take, and are part of what they must take: ask them first.

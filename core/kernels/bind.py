@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ class KernelSet:
     """The kernels of one model on one device.
 
     overrides   row -> provider or "reference", as asked for by the user
+    kv_need     what the KV bundle must take; where it is batch-invariant, every kernel must be
     tap         wraps each bound kernel, by row name: for tracing, profiling and fault injection
     """
 
@@ -47,13 +49,15 @@ class KernelSet:
         self._overrides = dict(overrides)
         self._tap = tap
         self._uses: Counter[tuple[str, str, str]] = Counter()
+        self._batch_invariant = kv_need.batch_invariant
         self._check_overrides()
         self._check_bundles()
         self._kv_provider, self._kv_reason = self._choose_kv(kv_need)
 
     def bind(self, name: str, need: Need | None = None, **fixed: Any) -> Kernel:
         """The kernel for one place in the model; `fixed` are the arguments that stay the same there."""
-        kernel = self._resolve(name, need or Need(), count=True)
+        need = replace(need or Need(), batch_invariant=self._batch_invariant)
+        kernel = self._resolve(name, need, count=True)
         bound = partial(kernel, **fixed) if fixed else kernel
         return self._tap(name, bound) if self._tap else bound
 
@@ -73,6 +77,11 @@ class KernelSet:
             self._uses[name, provider, reason] += 1
         if implementation:
             return implementation.kernel
+        if need.batch_invariant and not row.batch_invariant:
+            raise PluginError(
+                f"batch_invariant was asked for, and there is no batch-invariant kernel for {name} ({reason}): "
+                "choose a device that has one, such as cpu"
+            )
         parts = {part: self._resolve(part, need, count=False) for part in row.parts}
         return partial(row.reference, **parts) if parts else row.reference
 

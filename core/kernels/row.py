@@ -36,6 +36,7 @@ class Row:
     production   must be native for the production certificate
     parts        rows this one is composed of: handed to the reference as keyword arguments, bound
     bundle       rows of one bundle come from one provider
+    batch_invariant   the reference's bits for a token depend on that token's sequence alone
     """
 
     name: str
@@ -49,6 +50,7 @@ class Row:
     production: bool = False
     parts: tuple[str, ...] = ()
     bundle: str | None = None
+    batch_invariant: bool = True
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ _ROWS = (
         "query_starts_S1, kv_lens_S, block_table_SB | num_tokens=T, page_tokens, window, host -> plan",
         attention.attn_plan,
         bundle="kv",
+        batch_invariant=False,
     ),
     Row(
         "attn_paged",
@@ -37,6 +38,7 @@ _ROWS = (
         production=True,
         parts=("kv_gather",),
         bundle="kv",
+        batch_invariant=False,
     ),
     Row(
         "attn_merge",
@@ -157,6 +159,7 @@ _ROWS = (
         rounding="products summed in float32 or wider",
         tolerance="gemm",
         production=True,
+        batch_invariant=False,
     ),
     Row(
         "quant_act",

@@ -93,6 +93,7 @@ class Need:
     scheme       form of a weight: "dense"
     max_seqs     sequences in a step, at most
     max_tokens   tokens in a step, at most
+    batch_invariant   a token's bits may not depend on what else is in the step
     """
 
     dtype: str | None = None
@@ -103,6 +104,7 @@ class Need:
     scheme: str | None = None
     max_seqs: int | None = None
     max_tokens: int | None = None
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Support:
 
     deterministic   same inputs, same bits, whatever else runs
     graph_safe      may be captured and replayed
+    batch_invariant a token's bits depend on that token's sequence alone: not on the rest of the step, nor on how
+                    the sequence was cut into steps
     """
 
     dtypes: frozenset[str] | None = None
@@ -125,6 +129,7 @@ class Support:
     max_tokens: int | None = None
     deterministic: bool = True
     graph_safe: bool = True
+    batch_invariant: bool = False
 
     def refuses(self, need: Need) -> str | None:
         """Why this implementation does not take `need`, or None when it does."""
@@ -146,4 +151,6 @@ class Support:
         for what, asked, limit in at_most:
             if asked is not None and limit is not None and asked > limit:
                 return f"{what} {asked} is over {limit}"
+        if need.batch_invariant and not self.batch_invariant:
+            return "not batch-invariant"
         return None

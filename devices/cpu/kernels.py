@@ -3,7 +3,7 @@
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kernels.row import Implementation, Kernel
 from core.plugin import DeviceFacts, Support
-from devices.cpu import attention, dense, kv, plan, sampling
+from devices.cpu import attention, dense, invariant, kv, plan, sampling
 
 _KERNELS: dict[str, Kernel] = {
     "linear": dense.linear,
@@ -23,21 +23,32 @@ _KERNELS: dict[str, Kernel] = {
 # These branch on lengths or values, so a replay would repeat the branches it was captured with.
 _BRANCHES = frozenset({"attn_plan", "attn_paged", "embed", "sample"})
 
+# How torch sums here depends on the shapes of the whole step.
+_BATCH_DEPENDENT = frozenset({"linear", "attn_plan", "attn_paged"})
+
+_INVARIANT: dict[str, Kernel] = {
+    "linear": invariant.linear,
+    "kv_layout": kv.kv_layout,
+    "kv_write": kv.kv_write,
+    "kv_gather": kv.kv_gather,
+    "attn_plan": invariant.attn_plan,
+    "attn_paged": invariant.attn_paged,
+}
+
 
 def implementations(facts: DeviceFacts) -> list[Implementation]:
-    """The kernels of provider "cpu", in the dtypes that `facts` states."""
+    """The kernels of providers "cpu" and "cpu-invariant", in the dtypes that `facts` states."""
     dtypes = frozenset(facts.dtypes)
     assert dtypes <= TORCH_DTYPES.keys()
-    return [
-        Implementation(
-            row,
-            kernel,
-            "cpu",
-            Support(
-                dtypes=dtypes,
-                schemes=frozenset({"dense"}) if row == "linear" else None,
-                graph_safe=row not in _BRANCHES,
-            ),
+
+    def one(row: str, kernel: Kernel, provider: str, batch_invariant: bool) -> Implementation:
+        support = Support(
+            dtypes=dtypes,
+            schemes=frozenset({"dense"}) if row == "linear" else None,
+            graph_safe=row not in _BRANCHES,
+            batch_invariant=batch_invariant,
         )
-        for row, kernel in _KERNELS.items()
-    ]
+        return Implementation(row, kernel, provider, support)
+
+    fast = [one(row, kernel, "cpu", row not in _BATCH_DEPENDENT) for row, kernel in _KERNELS.items()]
+    return fast + [one(row, kernel, "cpu-invariant", True) for row, kernel in _INVARIANT.items()]

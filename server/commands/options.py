@@ -58,6 +58,9 @@ def _engine_config(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV of equal prompt beginnings.")] = True,
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share every layer.")] = 1,
     pipeline_depth: Annotated[int | None, typer.Option(help="Steps prepared ahead of the running one: 0, 1.")] = None,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Same text whatever else is served; slower.")
+    ] = False,
     fallback: Annotated[str | None, typer.Option(help="Kernels without native version: deny, report, allow.")] = None,
     kernel: Annotated[list[str], typer.Option(metavar="ROW=PROVIDER", help="Who provides a kernel; repeatable.")] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the engine's own random choices.")] = 0,
@@ -77,6 +80,7 @@ def _engine_config(
         enable_prefix_caching=enable_prefix_caching,
         tensor_parallel_size=tensor_parallel_size,
         pipeline_depth=pipeline_depth,
+        batch_invariant=batch_invariant,
         fallback=fallback,
         kernels=parse_kernels(kernel),
         seed=seed,
