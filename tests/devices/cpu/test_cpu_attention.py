@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.kernels.reference import copy
 from core.kernels.reference import kv as reference_kv
-from devices.cpu import attention, kv, plan
+from devices.cpu import attention, invariant, kv, plan
 from tests.core.kernels.reference.paged import make_batch, naive_attention
 
 # Unit roundoffs of what is stored.
@@ -26,13 +26,15 @@ def host_of(batch, exact=True):
     return SimpleNamespace(exact=exact, kv_lens=lens + (not exact), query_lens=query_lens + (not exact))
 
 
-def run(batch, *, window=None, host=None, **options):
-    made = plan.attn_plan(
+PROVIDERS = [(plan.attn_plan, attention.attn_paged), (invariant.attn_plan, invariant.attn_paged)]
+
+
+def run(batch, *, window=None, host=None, provider=PROVIDERS[0], **options):
+    make_plan, attend = provider
+    made = make_plan(
         *batch.plan_inputs(), num_tokens=batch.num_tokens, page_tokens=batch.page, window=window, host=host
     )
-    return attention.attn_paged(
-        batch.q, batch.planes, made, scale=0.3, page_tokens=batch.page, window=window, **options
-    )
+    return attend(batch.q, batch.planes, made, scale=0.3, page_tokens=batch.page, window=window, **options)
 
 
 def check(batch, dtype="float32", *, window=None, softcap=None, host=None):
@@ -42,12 +44,14 @@ def check(batch, dtype="float32", *, window=None, softcap=None, host=None):
     """
     want, want_lse, spread = naive_attention(batch, scale=0.3, window=window, softcap=softcap)
     bound = ROUNDOFF[dtype] * (want.abs() + spread) + 2e-5
-    plain = run(batch, window=window, softcap=softcap, host=host)
-    assert plain.dtype == batch.q.dtype
-    assert ((plain.double() - want).abs() <= bound).all()
-    o, lse = run(batch, window=window, softcap=softcap, want_lse=True, host=host)
-    assert ((o.double() - want).abs() <= bound).all()
-    torch.testing.assert_close(lse.double(), want_lse, rtol=0, atol=2e-5)
+    for provider in PROVIDERS:
+        options = {"window": window, "softcap": softcap, "host": host, "provider": provider}
+        plain = run(batch, **options)
+        assert plain.dtype == batch.q.dtype
+        assert ((plain.double() - want).abs() <= bound).all()
+        o, lse = run(batch, **options, want_lse=True)
+        assert ((o.double() - want).abs() <= bound).all()
+        torch.testing.assert_close(lse.double(), want_lse, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
