@@ -1,13 +1,15 @@
 """From a model's files to weights on the device.
 
-One tensor at a time: the slice that this rank needs is read, converted, copied to where it belongs, and dropped, so
-the host never holds a second copy of the model.
+A few rows at a time: what this rank needs is read, converted, copied to where it belongs, and dropped, so the host
+never holds a second copy of the model, nor of its largest tensor.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from core.plugin.device import Device
 from core.plugin.facts import Need
 
 Progress = Callable[[int, int], None]
+
+PIECE_BYTES = 16 * 2**20
 
 
 class Loader:
@@ -96,22 +100,29 @@ class Loader:
         target = self._device.empty(param.shape, self._dtype, self._where)
         row = 0
         for source in param.sources:
-            part = self._slice(source)
-            end = row + part.shape[0]
-            stored = tuple(self._source.shape(source.name))
-            joined = not source.sections or sum(source.sections) == stored[0]
-            if part.shape[1:] != param.shape[1:] or end > param.shape[0] or not joined:
-                raise ConfigError(
-                    f"{self._source.name}: tensor {source.name} of shape {stored} does not "
-                    f"fit {param.name} {param.shape} as config.json has it: the files do not belong together"
-                )
-            if param.add:
-                part = part.float() + param.add
-            self._device.h2d(target[row:end], part.to(self._dtype)).synchronize()
-            row = end
+            rows, columns = self._part(source)
+            self._check_fit(param, source, row + sum(r.stop - r.start for r in rows), columns)
+            for piece in _pieces(rows, PIECE_BYTES // (4 * math.prod(param.shape[1:]))):
+                part = self._source.read(source.name, piece, columns)
+                if param.add:
+                    part = part.float() + param.add
+                end = row + part.shape[0]
+                self._device.h2d(target[row:end], part.to(self._dtype)).synchronize()
+                row = end
         if row < param.shape[0]:
             self._pad(param, target[row:])
         return target
+
+    def _check_fit(self, param: Param, source: Source, end: int, columns: slice | None) -> None:
+        """Whether the part of a tensor that reaches to row `end` of a parameter has the shape it must have."""
+        stored = tuple(self._source.shape(source.name))
+        width = (columns.stop - columns.start,) if columns else stored[1:]
+        joined = not source.sections or sum(source.sections) == stored[0]
+        if width != param.shape[1:] or end > param.shape[0] or not joined:
+            raise ConfigError(
+                f"{self._source.name}: tensor {source.name} of shape {stored} does not "
+                f"fit {param.name} {param.shape} as config.json has it: the files do not belong together"
+            )
 
     def _pad(self, param: Param, rest: torch.Tensor) -> None:
         """Rows past the end of a table that ranks share unevenly."""
@@ -124,20 +135,26 @@ class Loader:
             )
         self._device.h2d(rest, torch.zeros(tuple(rest.shape), dtype=self._dtype)).synchronize()
 
-    def _slice(self, source: Source) -> torch.Tensor:
+    def _part(self, source: Source) -> tuple[list[slice], slice | None]:
+        """The rows of a tensor that this rank needs, in order, and the columns (None: all)."""
+        shape = self._source.shape(source.name)
         if source.axis is None or self._shard.size == 1:
-            return self._source.read(source.name)
-        length = self._source.shape(source.name)[source.axis]
+            return [slice(0, shape[0])], None
         if source.axis == 1:
-            return self._source.read(source.name, None, self._share(0, length))
-        parts, start = [], 0
-        for size in source.sections or (length,):
-            parts.append(self._source.read(source.name, self._share(start, size)))
-            start += size
-        return torch.cat(parts)
+            return [slice(0, shape[0])], self._share(0, shape[1])
+        starts = itertools.accumulate(source.sections, initial=0)
+        sections = zip(starts, source.sections, strict=False) if source.sections else [(0, shape[0])]
+        return [self._share(start, size) for start, size in sections], None
 
     def _share(self, start: int, size: int) -> slice:
         """This rank's part of `size` rows or columns from `start` on."""
         share = -(-size // self._shard.size)
         first, last = (min(size, rank * share) for rank in (self._shard.rank, self._shard.rank + 1))
         return slice(start + first, start + last)
+
+
+def _pieces(rows: list[slice], most: int) -> Iterator[slice]:
+    """The same rows, at most `most` (but one) at a time."""
+    for part in rows:
+        for start in range(part.start, part.stop, max(1, most)):
+            yield slice(start, min(part.stop, start + max(1, most)))
