@@ -180,9 +180,7 @@ def open_runner(assembly: Assembly, config: EngineConfig, progress: Progress | N
             a.source, a.device, a.where, a.kernels, dtype=a.plan.dtype, shard=a.builder.shard, progress=progress
         )
         weights = load.load(a.builder.params)
-        unused = load.unused(a.builder.params)
-        if unused:
-            notes.append(f"{len(unused)} tensors of the model are not used, such as {unused[0]}")
+        notes += load.notes(a.builder.params)
     plan = replace(a.plan, notes=tuple(notes))
     plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
     kv = [_planes(a, g, pages) for g, pages in enumerate(plan.num_kv_blocks)]

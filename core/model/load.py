@@ -72,10 +72,18 @@ class Loader:
             self._progress(done, total)
         return weights
 
-    def unused(self, params: Mapping[str, Param]) -> list[str]:
-        """Tensors of the model that no parameter takes."""
+    def notes(self, params: Mapping[str, Param]) -> list[str]:
+        """What the user should know of the model's files: tensors nobody takes, and weights that grow by loading."""
         used = {source.name for p in params.values() for source in p.sources}
-        return sorted(set(self._source.names()) - used)
+        unused = sorted(set(self._source.names()) - used)
+        notes = [f"{len(unused)} tensors of the model are not used, such as {unused[0]}"] if unused else []
+        quantised = Counter(self._source.dtype(name) for name in used if self._source.dtype(name) not in TORCH_DTYPES)
+        if quantised:
+            whole = sum(self._bytes(p) for p in params.values() if p.sources)
+            added = (whole - self._source.size_bytes // self._shard.size) / 2**20
+            kinds = " and ".join(f"{name} ({count} tensors)" for name, count in sorted(quantised.items()))
+            notes.append(f"weights in {kinds} are dequantised to {self._dtype_name}, which takes {added:,.0f} MiB more")
+        return notes
 
     def _bytes(self, param: Param) -> int:
         count = 1

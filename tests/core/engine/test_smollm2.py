@@ -81,6 +81,12 @@ def test_bfloat16_departs_only_at_near_ties(wanted):
             assert logits[theirs[same]] - logits[mine[same]] <= GUARD
 
 
+def test_what_dequantising_costs_is_said(llm):
+    assert llm.plan.notes == (
+        "weights in Q4_1 (210 tensors) and Q8_0 (1 tensors) are dequantised to float32, which takes 475 MiB more",
+    )
+
+
 def test_chat_knows_the_capital_of_france(llm):
     answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0.0))
     assert "Paris" in answer.text

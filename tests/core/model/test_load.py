@@ -61,7 +61,7 @@ class Load:
             progress=lambda done, total: self.progress.append((done, total)),
         )  # fmt: skip
         self.weights = loader.load(self.params)
-        self.unused = loader.unused(self.params)
+        self.notes = loader.notes(self.params)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_one_rank_has_every_tensor(tiny_llama_dir: Path) -> None:
         if param.sources:
             whole = torch.cat([load.source.read(source.name) for source in param.sources])
             assert torch.equal(load.weights[name], whole), name
-    assert load.unused == []
+    assert load.notes == []
     assert {s.name for p in load.params.values() for s in p.sources} == set(load.source.names())
 
 
@@ -158,7 +158,7 @@ def test_progress_reaches_the_total(tiny_llama_dir: Path) -> None:
 
 def test_tensors_that_nothing_takes_are_reported(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.update({"model.layers.9.extra": torch.zeros(2), "a.first": torch.zeros(1)}))
-    assert Load(folder).unused == ["a.first", "model.layers.9.extra"]
+    assert Load(folder).notes == ["2 tensors of the model are not used, such as a.first"]
 
 
 @pytest.mark.parametrize("shard", [Shard(), Shard(1, 2)], ids=["one rank", "two ranks"])
