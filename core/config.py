@@ -6,16 +6,17 @@ every value, and who decided it. Nothing else in core makes such choices, and a 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from core.errors import ConfigError
 from core.kv.groups import KVGroup
-from core.plugin.facts import DTYPES, DeviceFacts, ShapePolicy
+from core.kv.sizes import PageShares
+from core.plan import Plan
+from core.plugin.facts import DTYPES, DeviceFacts
 
 FALLBACKS = ("deny", "report", "allow")
 PAGE_TOKENS = 16
@@ -43,6 +44,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     fallback                 may production kernels run on their reference: deny, report, allow
     kernels                  row -> provider, or "reference"
     seed                     of the device's own generator
+    kv_events                ZeroMQ endpoint to publish changes of the prefix cache at (`core.kv.events`)
+    profile                  file to write a trace to (`core.engine.profile`)
     """
 
     model: str = "smollm2"
@@ -61,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     fallback: str | None = None
     kernels: dict[str, str] = msgspec.field(default_factory=dict)
     seed: int = 0
+    kv_events: str | None = None
+    profile: str | None = None
 
     def check(self) -> None:
         """Raises ConfigError for a value that no device and no model could take."""
@@ -88,62 +93,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization is {self.memory_utilization}: it must be above 0 and at most 1")
-
-
-class Binding(NamedTuple):
-    """Which kernel serves one row, and why. `uses` counts the places in the model."""
-
-    row: str
-    provider: str
-    reason: str
-    uses: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything resolved. `decided_by` says for each field whose word it was."""
-
-    model: str
-    device: str
-    arch: str
-    dtype: str
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    page_tokens: int
-    memory_utilization: float
-    prefix_caching: bool
-    tensor_parallel_size: int
-    pipeline_depth: int
-    batch_invariant: bool
-    fallback: str
-    seed: int
-    shapes: ShapePolicy
-    num_kv_blocks: tuple[int, ...] = ()
-    bindings: tuple[Binding, ...] = ()
-    notes: tuple[str, ...] = ()
-    decided_by: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def tokens_in_flight(self) -> int:
-        """Tokens of the steps that are under way at a time, at most."""
-        return self.max_num_batched_tokens * (self.pipeline_depth + 1)
-
-    def rows(self) -> list[tuple[str, str, str]]:
-        """(name, value, decided by) of every setting, for people."""
-        hidden = {"bindings", "notes", "decided_by"}
-        names = [name for name in self.__dataclass_fields__ if name not in hidden]
-        return [(name, _show(getattr(self, name)), self.decided_by.get(name, "")) for name in names]
-
-
-def _show(value: object) -> str:
-    if isinstance(value, ShapePolicy):
-        if value.dynamic:
-            return "any"
-        return f"tokens {value.tokens}, sequences {value.seqs}, blocks {value.blocks}"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "not known before weights are loaded"
-    return str(value)
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise ConfigError(f"kv_events is {self.kv_events}: without prefix caching there are none; enable it")
 
 
 class _Choices:
@@ -279,56 +230,41 @@ def _choose_ranks(c: _Choices, config: EngineConfig, split: Mapping[str, int]) -
 def with_kv_blocks(
     plan: Plan, config: EngineConfig, *, groups: tuple[KVGroup, ...], page_bytes: tuple[int, ...], free_bytes: int
 ) -> Plan:
-    """Decide how many KV pages there are, now that weights are loaded.
+    """Decide how many KV pages there are, now that weights are loaded; `core.kv.sizes` has the rule for groups.
 
-    groups       what layers keep
     page_bytes   of one page, per KV group
     free_bytes   of device memory
 
-    The rule: every group has the same number of pages, as memory holds or the user asks for, but a group with a window
-    no more than twice what the running sequences can hold in it: what is over keeps prefixes findable. A number asked
-    for is that of the first group. One sequence of `max_model_len` always fits.
-
+    A number asked for is that of the first group.
     Raises: ConfigError when one sequence of the length asked for does not fit.
     """
-    longest = -(-plan.max_model_len // plan.page_tokens)
-    useful = plan.max_num_seqs * longest + 1
-    caps = [min(useful, _window_pages(plan, group, plan.max_num_seqs) or useful) for group in groups]
-
-    def split(num: int) -> tuple[int, ...]:
-        return tuple(min(num, cap) for cap in caps)
-
-    def num_bytes(num: int) -> int:
-        return sum(pages * size for pages, size in zip(split(num), page_bytes, strict=True))
-
+    shares = PageShares(
+        groups,
+        page_bytes,
+        plan.page_tokens,
+        max_len=plan.max_model_len,
+        max_seqs=plan.max_num_seqs,
+        step_tokens=plan.tokens_in_flight,
+    )
     if config.num_kv_blocks is not None:
         num, by = config.num_kv_blocks, "asked for"
-        pages = (num, *split(num)[1:])
     else:
         share = int(free_bytes * plan.memory_utilization)
-        num = bisect_right(range(useful + 1), share, key=num_bytes) - 1
-        pages, by = split(num), f"{share / 2**20:,.0f} MiB for KV"
-        if num == useful:
-            by = "every sequence at full length"
+        num = shares.within(share)
+        by = "every sequence at full length" if num == shares.useful else f"{share / 2**20:,.0f} MiB for KV"
+    pages = shares.split(num) if config.num_kv_blocks is None else (num, *shares.split(num)[1:])
     plan = replace(plan, num_kv_blocks=pages, decided_by={**plan.decided_by, "num_kv_blocks": by})
-    enough = [min(longest + 1, _window_pages(plan, group, 1) or longest + 1) for group in groups]
-    if all(have >= need for have, need in zip(pages, enough, strict=True)):
+    if all(have >= need for have, need in zip(pages, shares.enough, strict=True)):
         return plan
     holds = max(0, num - 1) * plan.page_tokens
     if config.max_model_len is not None or holds < 2:
-        need = max(enough)
+        need = max(shares.enough)
         raise ConfigError(
             f"{num} KV pages hold {holds} tokens, and max_model_len is {plan.max_model_len}: lower max_model_len, "
-            f"or give memory for {need} pages ({num_bytes(need) / 2**20:,.0f} MiB)"
+            f"or give memory for {need} pages ({shares.num_bytes(need) / 2**20:,.0f} MiB)"
         )
     decided = {**plan.decided_by, "max_model_len": "what the KV pages hold"}
     return replace(plan, max_model_len=holds, decided_by=decided)
-
-
-def _window_pages(plan: Plan, group: KVGroup, num_seqs: int) -> int | None:
-    """Pages that a group with a window needs for so many sequences and for what they leave behind; else None."""
-    held = group.pages_held(plan.page_tokens, plan.tokens_in_flight, num_seqs)
-    return None if held is None else 2 * held + 1
 
 
 def cache_identity(plan: Plan, groups: tuple[KVGroup, ...], formats: tuple[str, ...]) -> tuple[str, ...]:

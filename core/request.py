@@ -4,6 +4,7 @@ Plain data, sent as msgpack between the API process and the engine process. Owns
 every sampling parameter; refuses what lies outside of them.
 """
 
+import json
 import secrets
 
 import msgspec
@@ -15,6 +16,45 @@ MAX_SEED = 2**64 - 1
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_BIAS = 1024
+MAX_STRUCTURED_CHARS = 1 << 18
+
+_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
+_JSON_KINDS = ("json_schema", "choice", "structural_tag")
+
+
+class Structured(msgspec.Struct, frozen=True):
+    """The form that an output must have.
+
+    kind   json_schema      text is a JSON schema; whitespace between its parts is limited
+           json_object      any JSON object; text is empty
+           regex            the whole output matches
+           choice           text is a JSON list of strings: the output is one of them
+           grammar          text is a grammar, Lark or GBNF
+           structural_tag   text is {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in
+                            which a trigger starts the `begin` of a structure, JSON by its schema and its `end`
+    """
+
+    kind: str
+    text: str = ""
+
+    def check(self) -> None:
+        """What can be seen without compiling. Raises: RequestError."""
+        if self.kind not in _KINDS:
+            raise _outside("structured", f"of kind {self.kind!r}", f"one of {', '.join(_KINDS)}")
+        if len(self.text) > MAX_STRUCTURED_CHARS:
+            raise _outside("structured", f"{len(self.text)} characters", f"at most {MAX_STRUCTURED_CHARS}")
+        if (not self.text) != (self.kind == "json_object"):
+            raise _outside("structured", f"{self.kind} with text {self.text[:20]!r}", "empty for json_object alone")
+        if self.kind not in _JSON_KINDS:
+            return
+        try:
+            value = json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"structured {self.kind} is not JSON: {error}", "structured") from error
+        if self.kind == "choice":
+            are_texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            if not are_texts or not value or len(set(value)) < len(value):
+                raise RequestError("structured choice must be a list of different strings, one at least", "structured")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +81,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs            report log-probabilities of the tokens drawn, and of this many likeliest; None: no report.
                         They are the model's own: before bias, penalties, masks and temperature
     prompt_logprobs     the same for the tokens of the prompt
+    structured          the form that the output must have; it ends where nothing can follow, and ids that end it
+                        are only drawn where the form is complete
     """
 
     n: int = 1
@@ -62,6 +104,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: Structured | None = None
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError naming the field, its value and its limit."""
@@ -74,6 +117,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise _outside(param, f"{len(words)} strings", f"at most {MAX_STRINGS}")
             if any(not word for word in words):
                 raise _outside(param, "an empty string", "not empty")
+        if self.structured is not None:
+            self.structured.check()
 
     def _check_numbers(self, vocab_size: int) -> None:
         most = MAX_LOGPROBS
@@ -153,6 +198,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     logprobs: int = -1
     prompt_logprobs: int = -1
+    structured: Structured | None = None
     priority: int = 0
     cache_salt: str = ""
     prefix_keys: bytes = b""
@@ -174,6 +220,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     finish_reason   None while running; else "stop", "length", "abort" or "error"
     stop_id         the id that ended it, when finish_reason is "stop"; it is the last of new_ids
     num_cached      prompt tokens taken from the prefix cache
+    refused         the error is the request's own: it was never run
     logprobs        of new_ids, where asked for
     prompt_logprobs of prompt tokens from the second on, as far as steps have computed them since the last output
     """
@@ -186,6 +233,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     logprobs: list[Logprobs] = msgspec.field(default_factory=list)
     prompt_logprobs: list[Logprobs] = msgspec.field(default_factory=list)
+    refused: bool = False
 
 
 def new_request_id(kind: str) -> str:

@@ -16,23 +16,25 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.errors import CoreError, RequestError
-from core.request import Request as EngineRequest
 from core.request import SamplingParams, new_request_id
-from server.chat import Desk
+from server.chat import Asked, Desk
 from server.errors import UnknownModelError, core_error_response, error_body, json_response
 from server.generation import ClientGoneError, Engine, Generation, unless_gone
+from server.inspect import add_kv
 from server.responses import ModelCard, ModelList, encode
 from server.schema import MAX_BODY_BYTES, ChatBody, CompletionBody, StreamOptions, parse
-from server.stream import Answer, ChatFormat, TextFormat, start_stream
+from server.shapes import ChatShape, TextShape
+from server.stream import Answer, start_stream
 
 
 @dataclass(frozen=True)
 class Served:
-    """What is served: the model's names (the first stands in answers) and its limit."""
+    """What is served: the model's names (the first stands in answers), its limit, and what requests leave out."""
 
     names: tuple[str, ...]
     root: str
     max_model_len: int
+    defaults: SamplingParams
 
 
 def create_app(engine: Engine, desk: Desk, served: Served) -> ASGIApp:
@@ -40,32 +42,36 @@ def create_app(engine: Engine, desk: Desk, served: Served) -> ASGIApp:
     app = FastAPI(title="core", docs_url=None, redoc_url=None, openapi_url=None)
     _add_error_handlers(app)
     _add_health(app, engine)
+    add_kv(app, engine)
     _add_models(app, served)
 
     @app.post("/v1/completions")
     async def completions(http: Request) -> Response:
         body = parse(await _read(http), CompletionBody)
-        sampling = body.sampling(body.max_new_tokens)
+        sampling = body.sampling(served.defaults)
         _check_model(body.model, served)
-        return await _answer(http, body, TextFormat, sampling, await desk.completion(body, sampling))
+        choices = await desk.completion(body, sampling)
+        return await _answer(http, body, TextShape(body, desk.tokenizer), sampling, choices, body.prompt_only)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
         body = parse(await _read(http), ChatBody)
-        sampling = body.sampling(body.max_new_tokens)
+        sampling = body.sampling(served.defaults)
         _check_model(body.model, served)
-        return await _answer(http, body, ChatFormat, sampling, await desk.chat(body, sampling))
+        choices = await desk.chat(body, sampling)
+        return await _answer(http, body, ChatShape(body, desk.tokenizer), sampling, choices)
 
     async def _answer(
         http: Request,
         body: ChatBody | CompletionBody,
-        shape: type[ChatFormat] | type[TextFormat],
+        shape: ChatShape | TextShape,
         sampling: SamplingParams,
-        requests: list[EngineRequest],
+        choices: list[Asked],
+        prompt_only: bool = False,
     ) -> Response:
-        generation = Generation(engine, desk.tokenizer, requests, sampling)
-        answer_id = requests[0].request_id.removesuffix("-0")
-        answer = Answer(answer_id, int(time.time()), body.model, shape, generation)
+        requests = [asked.request for asked in choices]
+        generation = Generation(engine, desk.tokenizer, requests, sampling, prompt_only)
+        answer = Answer(int(time.time()), body.model, choices, shape, generation)
         if body.stream:
             return await start_stream(http.receive, answer.events(body.stream_options or StreamOptions()))
         return json_response(await unless_gone(http.receive, answer.whole()))

@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 
 from core.errors import CoreError
-from server.commands import bench, chat, convert, devices, generate, plan, serve
+from server.commands import bench, chat, convert, devices, generate, kv, plan, serve
 
 app = typer.Typer(
     name="core",
@@ -21,6 +21,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("devices")(devices.devices)
 app.command("plan")(plan.plan)
+app.command("kv")(kv.kv)
 app.command("convert")(convert.convert)
 app.add_typer(bench.app, name="bench")
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Receive
 
 from core.engine.output import Delta, TextOutput
+from core.engine.snapshot import Snapshot
 from core.errors import DeviceError
 from core.request import Request, SamplingParams, SequenceOutput
 from server.errors import EngineDownError
@@ -29,6 +30,9 @@ class Engine(Protocol):
     def healthy(self) -> str | None:
         """None, or what is wrong."""
 
+    async def inspect(self, max_sequences: int = 20) -> Snapshot:
+        """What the engine holds. Raises: DeviceError when it is not running."""
+
 
 class ClientGoneError(Exception):
     """The client hung up: there is nobody to answer."""
@@ -36,7 +40,7 @@ class ClientGoneError(Exception):
 
 @dataclass
 class Counts:
-    """Tokens of one client request, over all its choices."""
+    """Tokens of one client request, over all its choices; a prompt counts once, whatever n is."""
 
     prompt: int = 0
     completion: int = 0
@@ -46,15 +50,24 @@ class Counts:
 class Generation:
     """All choices of one client request. Iterate `deltas` once; close it to abort.
 
-    tokenizer   turns ids into text, see `core.engine.output`
+    tokenizer     turns ids into text, see `core.engine.output`
+    prompt_only   nothing is to be generated: the token that the engine has to draw is dropped, and not counted
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, requests: Sequence[Request], sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        prompt_only: bool = False,
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._requests = requests
         self._sampling = sampling
-        self.counts = Counts(prompt=sum(len(request.prompt_ids) for request in requests))
+        self._prompt_only = prompt_only
+        self.counts = Counts(prompt=sum(len(request.prompt_ids) for request in requests[:: sampling.n]))
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """(index of the choice, what one step added to it), until every choice has finished.
@@ -62,7 +75,7 @@ class Generation:
         Raises: CapacityError, DeviceError, EngineDownError; then the other choices are aborted too.
         """
         if len(self._requests) == 1:
-            async with aclosing(self._choice(self._requests[0])) as choice:
+            async with aclosing(self._choice(0, self._requests[0])) as choice:
                 async for delta in choice:
                     yield 0, delta
             return
@@ -74,7 +87,7 @@ class Generation:
         ready: asyncio.Queue[tuple[int, Delta | asyncio.Task[None]]] = asyncio.Queue()
 
         async def pump(index: int, request: Request) -> None:
-            async with aclosing(self._choice(request)) as choice:
+            async with aclosing(self._choice(index, request)) as choice:
                 async for delta in choice:
                     ready.put_nowait((index, delta))
 
@@ -93,7 +106,7 @@ class Generation:
         finally:
             await _cancel(tasks)
 
-    async def _choice(self, request: Request) -> AsyncGenerator[Delta]:
+    async def _choice(self, index: int, request: Request) -> AsyncGenerator[Delta]:
         text = TextOutput(self._tokenizer, self._sampling, request.prompt_ids)
         outputs = self._engine.add(request)
         cached = 0
@@ -102,10 +115,13 @@ class Generation:
                 async for output in outputs:
                     if output.finish_reason == "error":
                         raise DeviceError(output.error or "the engine could not finish this request")
-                    self.counts.completion += len(output.new_ids)
-                    self.counts.cached += max(0, output.num_cached - cached)
-                    cached = max(cached, output.num_cached)
+                    if index % self._sampling.n == 0:
+                        self.counts.cached += max(0, output.num_cached - cached)
+                        cached = max(cached, output.num_cached)
                     delta = text.push(output)
+                    if self._prompt_only:
+                        delta = Delta("", [], "length", None, [], delta.prompt_logprobs)
+                    self.counts.completion += len(delta.token_ids)
                     yield delta
                     if delta.finish_reason is not None:
                         return

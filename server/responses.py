@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from server.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -41,7 +43,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage | UnsetType = UNSET
     delta: ChatMessage | UnsetType = UNSET
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -49,13 +51,15 @@ class ChatChoice(msgspec.Struct):
 class TextChoice(msgspec.Struct):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Reply(msgspec.Struct):
-    """A response, or one chunk of it. Chunks show `usage` only where it was asked for."""
+    """A response, or one chunk of it. Chunks show `usage` only where it was asked for. `prompt_logprobs` are a
+    conversation's; those of a completion stand in its choices."""
 
     id: str
     object: str
@@ -63,6 +67,7 @@ class Reply(msgspec.Struct):
     model: str
     choices: list[Any]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct):

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import uvicorn
@@ -19,10 +20,11 @@ from core.config import EngineConfig
 from core.engine.client import EngineClient
 from core.engine.front import Front
 from core.errors import ConfigError
+from server import defaults
 from server.app import Served, create_app
 from server.chat import Desk
 from server.models import open_model
-from server.show import log_plan
+from server.show import log, log_plan, table
 
 FAILURE_LINGER_S = 3.0
 """How long a server with a dead engine still answers 503, so that probes and clients see why it goes."""
@@ -31,11 +33,25 @@ DRAIN_S = 5
 """How long running requests may take to finish when the server is told to stop."""
 
 
-def run(
-    config: EngineConfig, host: str, port: int, names: tuple[str, ...], on_failure: Literal["exit", "restart"]
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to serve.
+
+    names                the model's, for clients
+    generation_config    see `server.defaults.resolve`, with its override
+    """
+
+    host: str
+    port: int
+    names: tuple[str, ...]
+    on_failure: Literal["exit", "restart"]
+    generation_config: defaults.Mode
+    override: str
+
+
+def run(config: EngineConfig, options: Options) -> int:
     """Serve until told to stop. Returns the exit code. Raises: CoreError when nothing could be started."""
-    return asyncio.run(_until_signalled(_serve(config, _bind(host, port), names, on_failure)))
+    return asyncio.run(_until_signalled(_serve(config, _bind(options.host, options.port), options)))
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -50,16 +66,18 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(
-    config: EngineConfig, listener: socket.socket, names: tuple[str, ...], on_failure: Literal["exit", "restart"]
-) -> int:
+async def _serve(config: EngineConfig, listener: socket.socket, options: Options) -> int:
     source = open_model(config.model)
-    client = await EngineClient.start(config, on_failure=on_failure)
+    sampling, decided = defaults.resolve(source, options.generation_config, options.override)
+    client = await EngineClient.start(config, on_failure=options.on_failure)
     try:
         log_plan(client.info.plan, client.info.kernels)
-        served = Served(names, config.model, client.info.max_model_len)
-        app = create_app(client, Desk(source, Front(client.info, source.eos_ids, source.tokenizer().encode)), served)
-        return await _answer(app, listener, client, names[0])
+        if decided:
+            log.print(table("Sampling, where a request says nothing", ("what", "value", "decided by"), decided))
+        max_model_len = client.info.max_model_len
+        served = Served(options.names, config.model, max_model_len, sampling)
+        desk = Desk(source, Front(client.info, source.eos_ids, source.tokenizer().encode), max_model_len)
+        return await _answer(create_app(client, desk, served), listener, client, options.names[0])
     finally:
         await client.stop()
 

@@ -1,87 +1,51 @@
 """What a client may send: bodies of /v1/completions and /v1/chat/completions.
 
-Every field takes effect or is refused by name. Fields of the OpenAI and vLLM APIs that are not served yet are
-accepted with the one value that asks for nothing, and refused with any other. Ranges are checked by core.
+Every field takes effect or is refused by name; null asks for nothing. `neutral.py` holds the fields without effect
+yet. Ranges are checked by core.
 """
 
-from typing import Any, TypeVar
+import re
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic_core.core_schema import ValidationInfo
 
 from core.errors import RequestError
 from core.request import SamplingParams
+from server.neutral import NEUTRAL, NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETION, NEUTRAL_IN_MESSAGE, without_neutral
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_PROMPTS = 256
 
+OPENAI_MAX_TOKENS = 16
+"""Of a completion, where nobody set a limit; a conversation may fill the context."""
+
 Prompt = str | list[int]
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "metadata": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "n": (1,),
-    "parallel_tool_calls": (True,),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_cache_key": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "structured_outputs": (),
-    "suffix": (),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Known fields without effect yet -> the values, besides null, that ask for no effect."""
+_ID = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
-NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "name": (),
-    "reasoning": (),
-    "reasoning_content": (),
-    "refusal": (),
-    "tool_calls": ([],),
-}
-"""The same for fields of a message: clients send whole answers back as history."""
+
+def _ids_as_keys(value: Any) -> Any:
+    """JSON has only strings as keys: "17" becomes the id 17."""
+    if not isinstance(value, dict):
+        return value
+    for key in value:
+        if not _ID.fullmatch(key):
+            raise ValueError(f'{key!r} is not a token id: keys must be integers such as "17"')
+    return {int(key): bias for key, bias in value.items()}
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    neutral_prefix: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, value: Any) -> Any:
+        return without_neutral(value, cls.neutral, cls.neutral_prefix)
 
 
 class StreamOptions(_Strict):
@@ -92,13 +56,11 @@ class StreamOptions(_Strict):
     include_obfuscation      padding of chunks: not done, so only false is taken
     """
 
+    neutral = {"include_obfuscation": (False,)}
+    neutral_prefix = "stream_options."
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _later(cls, value: Any) -> Any:
-        return _without_neutral(value, {"include_obfuscation": (False,)}, "stream_options.")
 
 
 class _Body(_Strict):
@@ -109,10 +71,20 @@ class _Body(_Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_ids_as_keys)] = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    n: int | None = None
     seed: int | None = None
+    min_tokens: int | None = None
     stop: list[str] = []
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -132,24 +104,45 @@ class _Body(_Strict):
             raise ValueError("stream_options is only allowed when stream is true")
         return self
 
-    def sampling(self, max_tokens: int | None) -> SamplingParams:
-        """The sampling asked for; what was left out is as OpenAI documents it."""
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
-            seed=self.seed,
-            max_tokens=max_tokens,
-            stop=tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-        )
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The limit that the client gave."""
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to report beside each token; None: no report."""
+        raise NotImplementedError
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        """The sampling asked for; what was left out is as in `defaults`."""
+        fields = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        sequences = {name: tuple(getattr(self, name) or ()) for name in _SAMPLING_SEQUENCES}
+        fields |= {"max_tokens": self.max_new_tokens, "logprobs": self.num_logprobs}
+        asked = {name: value for name, value in fields.items() if value is not None}
+        return msgspec.structs.replace(defaults, **asked, **sequences)
+
+
+_SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("logit_bias", "n", "seed", "min_tokens", "ignore_eos", "prompt_logprobs"),
+)
+"""Fields that have one name in bodies and in `SamplingParams`."""
+
+_SAMPLING_SEQUENCES = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 
 
 class CompletionBody(_Body):
-    """POST /v1/completions. `prompt` becomes a list: one choice for each."""
+    """POST /v1/completions. `prompt` becomes a list: n choices for each.
+
+    echo   the text starts with the prompt, and log-probabilities with the prompt's
+    """
+
+    neutral = NEUTRAL | NEUTRAL_IN_COMPLETION
 
     prompt: list[Any]
+    echo: bool | None = None
+    logprobs: int | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -163,20 +156,37 @@ class CompletionBody(_Body):
         raise ValueError("must be a string, a list of token ids, or a list of several of one kind; none of them empty")
 
     @property
+    def prompt_only(self) -> bool:
+        """Nothing is to be generated: the prompt comes back, with its log-probabilities where asked for."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
     def max_new_tokens(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens
+        # The engine draws at least one token; `Generation` drops it.
+        return 1 if self.prompt_only else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        sampling = super().sampling(defaults)
+        if sampling.max_tokens is None:
+            sampling = msgspec.structs.replace(sampling, max_tokens=OPENAI_MAX_TOKENS)
+        if self.echo and self.logprobs is not None:
+            most = max(self.logprobs, self.prompt_logprobs or 0)
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=most)
+        return sampling
 
 
 class Message(_Strict):
     """One turn. `content` becomes plain text; `developer` is today's name for the system role."""
 
+    neutral = NEUTRAL_IN_MESSAGE
+    neutral_prefix = "messages."
+
     role: str
     content: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _later(cls, value: Any) -> Any:
-        return _without_neutral(value, NEUTRAL_IN_MESSAGE, "messages.")
 
     @field_validator("role")
     @classmethod
@@ -196,8 +206,19 @@ class Message(_Strict):
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
+    neutral = NEUTRAL | NEUTRAL_IN_CHAT
+
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("is only allowed when logprobs is true")
+        return value
 
     @field_validator("messages")
     @classmethod
@@ -209,6 +230,10 @@ class ChatBody(_Body):
     @property
     def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 BodyT = TypeVar("BodyT", bound=_Body)
@@ -223,31 +248,9 @@ def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     try:
-        return kind.model_validate(_without_neutral(value, NEUTRAL))
+        return kind.model_validate(value)
     except ValidationError as error:
         raise _as_request_error(error) from None
-
-
-def _without_neutral(value: Any, table: dict[str, tuple[Any, ...]], prefix: str = "") -> Any:
-    """`value` without those fields of `table` that ask for nothing. Raises: RequestError for one that asks."""
-    if not isinstance(value, dict):
-        return value
-    kept = {}
-    for name, asked in value.items():
-        if name not in table:
-            kept[name] = asked
-        elif not (asked is None or any(_same(asked, neutral) for neutral in table[name])):
-            allowed = " or ".join(msgspec.json.encode(v).decode() for v in (*table[name], None))
-            shown = msgspec.json.encode(asked).decode()
-            shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-            message = f"{prefix}{name} is {shown}: this release takes only {allowed}; leave it out"
-            raise RequestError(message, (prefix + name).partition(".")[0])
-    return kept
-
-
-def _same(asked: Any, neutral: Any) -> bool:
-    """Equality in JSON, where 1 and 1.0 are the same, and 1 and true are not."""
-    return isinstance(asked, bool) == isinstance(neutral, bool) and bool(asked == neutral)
 
 
 def _is_ids(value: Any) -> bool:

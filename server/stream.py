@@ -6,22 +6,27 @@ arrival as the time to first token. An error after that is `data: {"error": ...}
 before it is an exception, so that the caller can still answer with a real HTTP status.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from core.engine.output import Delta
 from core.errors import CoreError
+from server.chat import Asked, off_loop_if
 from server.errors import core_error_body
 from server.generation import ClientGoneError, Generation, unless_gone
-from server.responses import ChatChoice, ChatMessage, Reply, TextChoice, Usage, encode, usage
+from server.responses import Reply, Usage, encode, usage
 from server.schema import StreamOptions
+from server.shapes import ChatShape, Part, TextShape
 
 DONE = b"data: [DONE]\n\n"
+
+TOKEN_CHARS = 10
+"""Characters of input that take as long as the log-probabilities of one token of a prompt."""
 
 
 def event(body: bytes) -> bytes:
@@ -29,79 +34,41 @@ def event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-class ChatFormat:
-    """The shape of /v1/chat/completions."""
-
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-
-    @staticmethod
-    def opening(index: int) -> list[ChatChoice]:
-        return [ChatChoice(index, delta=ChatMessage("assistant", ""))]
-
-    @staticmethod
-    def piece(index: int, delta: Delta) -> ChatChoice:
-        message = ChatMessage(content=delta.text or UNSET)
-        return ChatChoice(index, delta=message, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
-
-    @staticmethod
-    def full(index: int, text: str, last: Delta) -> ChatChoice:
-        message = ChatMessage("assistant", text)
-        return ChatChoice(index, message=message, finish_reason=last.finish_reason, stop_reason=last.stop_reason)
-
-
-class TextFormat:
-    """The shape of /v1/completions."""
-
-    whole = "text_completion"
-    chunk = "text_completion"
-
-    @staticmethod
-    def opening(index: int) -> list[TextChoice]:
-        return []
-
-    @staticmethod
-    def piece(index: int, delta: Delta) -> TextChoice:
-        return TextChoice(index, delta.text, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
-
-    @staticmethod
-    def full(index: int, text: str, last: Delta) -> TextChoice:
-        return TextChoice(index, text, finish_reason=last.finish_reason, stop_reason=last.stop_reason)
-
-
 class Answer:
-    """One answer in the making: what it is called, its shape, and the generation it comes from."""
+    """One answer in the making: what it is called, its choices, its shape, and the generation it comes from."""
 
     def __init__(
         self,
-        answer_id: str,
         created: int,
         model: str,
-        shape: type[ChatFormat] | type[TextFormat],
+        choices: Sequence[Asked],
+        shape: ChatShape | TextShape,
         generation: Generation,
     ) -> None:
-        self._head = (answer_id, created, model)
+        self._head = (choices[0].request.request_id.removesuffix("-0"), created, model)
+        self._writers = [shape.writer(asked) for asked in choices]
         self._shape = shape
         self._generation = generation
 
     async def whole(self) -> bytes:
         """The body of a response that is not streamed. Raises: what `Generation.deltas` raises."""
-        texts: dict[int, list[str]] = {}
-        last: dict[int, Delta] = {}
-        async with aclosing(self._generation.deltas()) as deltas:
-            async for index, delta in deltas:
-                texts.setdefault(index, []).append(delta.text)
-                last[index] = delta
-        choices = [self._shape.full(i, "".join(texts[i]), last[i]) for i in sorted(texts)]
-        return self._encode(self._shape.whole, choices, self._usage())
+        parts: dict[int, Part] = {}
+        async with aclosing(self._parts()) as coming:
+            async for index, part in coming:
+                if index in parts:
+                    parts[index].extend(part)
+                else:
+                    parts[index] = part
+        choices = [self._shape.full(i, parts[i]) for i in sorted(parts)]
+        return self._encode(self._shape.whole, choices, self._usage(), self._shape.beside_choices(0, parts[0]))
 
     async def events(self, options: StreamOptions) -> AsyncGenerator[bytes]:
         """The events of a streamed response. Raises: what `Generation.deltas` raises, before the first event only."""
         sent: set[int] = set()
         try:
-            async with aclosing(self._generation.deltas()) as deltas:
-                async for index, delta in deltas:
-                    data = self._events_of(index, delta, options, first=index not in sent)
+            async with aclosing(self._parts()) as coming:
+                async for index, part in coming:
+                    data = self._events_of(index, part, options, first=index not in sent)
                     sent.add(index)
                     if data:
                         yield data
@@ -114,18 +81,26 @@ class Answer:
             yield event(self._encode(self._shape.chunk, [], self._usage()))
         yield DONE
 
-    def _events_of(self, index: int, delta: Delta, options: StreamOptions, first: bool) -> bytes:
-        """Events for one step of one choice: none where a step gave no text (yet)."""
+    async def _parts(self) -> AsyncGenerator[tuple[int, Part]]:
+        async with aclosing(self._generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                make = partial(self._writers[index].part, delta)
+                yield index, await off_loop_if(len(delta.prompt_logprobs) * TOKEN_CHARS, make)
+
+    def _events_of(self, index: int, part: Part, options: StreamOptions, first: bool) -> bytes:
+        """Events for one step of one choice: none where a step gave nothing to show (yet)."""
         choices: list[Any] = [*self._shape.opening(index)] if first else []
-        if delta.text or delta.finish_reason or (first and not choices):
-            choices.append(self._shape.piece(index, delta))
+        if part.shows or (first and not choices):
+            choices.append(self._shape.piece(index, part))
         counts = self._usage() if options.continuous_usage_stats else None
         shown = counts if options.include_usage or counts else UNSET
-        return b"".join(event(self._encode(self._shape.chunk, [choice], shown)) for choice in choices)
+        beside = [*[UNSET] * (len(choices) - 1), self._shape.beside_choices(index, part)]
+        encoded = [self._encode(self._shape.chunk, [c], shown, b) for c, b in zip(choices, beside, strict=False)]
+        return b"".join(map(event, encoded))
 
-    def _encode(self, kind: str, choices: list[Any], counts: Any) -> bytes:
+    def _encode(self, kind: str, choices: list[Any], counts: Any, prompt_logprobs: Any = UNSET) -> bytes:
         answer_id, created, model = self._head
-        return encode(Reply(answer_id, kind, created, model, choices, counts))
+        return encode(Reply(answer_id, kind, created, model, choices, counts, prompt_logprobs))
 
     def _usage(self) -> Usage:
         counts = self._generation.counts

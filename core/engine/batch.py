@@ -1,11 +1,15 @@
-"""A plan while the scheduler makes it."""
+"""A plan while the scheduler makes it, and what became of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
+from core.engine.grammar import Matcher
 from core.engine.sequence import Sequence
-from core.engine.step import StepPlan
+from core.engine.step import StepOutput, StepPlan
+from core.request import Logprobs
 
 
 class Item(NamedTuple):
@@ -27,6 +31,8 @@ class Batch:
         self.budget = budget
         self.num_logits = max_seqs
         self.items: list[Item] = []
+        self.matchers: list[Matcher] = []  # of the draws in plan.masked
+        self._num_draws = 0
         self.plan = StepPlan([], [], [], [], [], [], [], [])
 
     @property
@@ -47,8 +53,26 @@ class Batch:
         plan.counts.append(count)
         plan.samples.append(samples)
         plan.scores.append(scores)
+        if samples and seq.matcher is not None:
+            plan.masked.append(self._num_draws)
+            self.matchers.append(seq.matcher)
+        self._num_draws += samples
         self.items.append(Item(seq, count, samples, scores))
         self.budget -= count
         self.num_logits -= count if scores else 1
         seq.num_scheduled += count
         seq.num_pending += samples
+
+
+def retire(items: list[Item], output: StepOutput) -> Iterator[tuple[Sequence, int | None, Logprobs | None]]:
+    """Each sequence of a step that has ended, its counts brought up to date, with the id it drew and its report."""
+    draws = iter(zip_longest(output.ids, output.logprobs))
+    scores = iter(output.prompt_logprobs)
+    for seq, num_tokens, samples, scored in items:
+        seq.num_computed += num_tokens
+        seq.num_scheduled -= num_tokens
+        seq.num_pending -= samples
+        if scored:
+            seq.prompt_logprobs += next(scores)
+        drawn, logprobs = next(draws) if samples else (None, None)
+        yield seq, drawn, logprobs

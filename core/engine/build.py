@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from core.config import EngineConfig, Plan, choose_dtype, resolve, with_kv_blocks
+from core.config import EngineConfig, choose_dtype, resolve, with_kv_blocks
 from core.engine.runner import Runner, StepFunction
 from core.errors import ConfigError, DeviceError, PluginError
 from core.kernels.bind import KernelSet, Tap
@@ -20,6 +20,7 @@ from core.model.layers import Builder, Model, Planes
 from core.model.load import Loader, Progress
 from core.model.source import ModelSource, open_source
 from core.model.spec import ModelConfig, ModelSpec, Shard
+from core.plan import Plan
 from core.plugin import loader, patches
 from core.plugin.device import Device
 from core.plugin.facts import DeviceFacts, Need

@@ -20,7 +20,21 @@ import core.errors
 from core.clock import Clock, SystemClock
 from core.config import EngineConfig
 from core.engine.front import ReadyInfo
-from core.engine.messages import Abort, Add, Beat, Failed, FromEngine, Outputs, Ready, Start, Stop, ToEngine
+from core.engine.messages import (
+    Abort,
+    Add,
+    Beat,
+    Failed,
+    FromEngine,
+    Inspect,
+    Inspected,
+    Outputs,
+    Ready,
+    Start,
+    Stop,
+    ToEngine,
+)
+from core.engine.snapshot import Snapshot
 from core.errors import CoreError, DeviceError
 from core.request import Request, SequenceOutput
 
@@ -39,6 +53,8 @@ class EngineClient:
         self._on_failure = on_failure
         self._clock = clock or SystemClock()
         self._streams: dict[str, asyncio.Queue[SequenceOutput]] = {}
+        self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
+        self._num_inspections = 0
         self._folder = tempfile.TemporaryDirectory(prefix="core-")
         self._context = zmq.asyncio.Context()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
@@ -110,6 +126,19 @@ class EngineClient:
         if request_id in self._streams and not self._why_down:
             await self._send(Abort(request_id))
 
+    async def inspect(self, max_sequences: int = 20) -> Snapshot:
+        """What the engine holds, at the end of the step that runs. Raises: DeviceError when it is not running."""
+        self._check_running()
+        self._num_inspections += 1
+        number = self._num_inspections
+        answer: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
+        self._inspections[number] = answer
+        try:
+            await self._send(Inspect(number, max_sequences))
+            return await answer
+        finally:
+            del self._inspections[number]
+
     async def stop(self) -> None:
         """End the engine process and free everything."""
         self._stopping = True
@@ -143,7 +172,7 @@ class EngineClient:
         """Start the process on fresh pipes and wait for its first word."""
         self._generation += 1
         stem = f"ipc://{self._folder.name}/{self._generation}"
-        start = Start(self._config, f"{stem}.requests", f"{stem}.replies")
+        start = Start(self._config_of_launch(), f"{stem}.requests", f"{stem}.replies")
         self._requests: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
         self._replies: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._requests.bind(start.requests)
@@ -176,6 +205,13 @@ class EngineClient:
         assert isinstance(message, Failed), message
         await self._process.wait()
         raise _as_error(message)
+
+    def _config_of_launch(self) -> EngineConfig:
+        """An engine that is started again writes its trace beside that of the one that ended."""
+        config = self._config
+        if config.profile is None or self._generation == 1:
+            return config
+        return msgspec.structs.replace(config, profile=f"{config.profile}.{self._generation}")
 
     async def _watch(self) -> None:
         """Serve one process after another, until one fails for good."""
@@ -224,12 +260,19 @@ class EngineClient:
                         queue.put_nowait(output)
             elif isinstance(message, Beat):
                 self.last_beat = message
+            elif isinstance(message, Inspected):
+                answer = self._inspections.get(message.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.snapshot)
             elif isinstance(message, Failed):
                 return message.message
 
     def _fail_streams(self, reason: str) -> None:
         for request_id, queue in self._streams.items():
             queue.put_nowait(SequenceOutput(request_id, [], "error", error=reason))
+        for answer in self._inspections.values():
+            if not answer.done():
+                answer.set_exception(DeviceError(reason))
 
 
 def _as_error(message: Failed) -> CoreError:

@@ -1,7 +1,7 @@
 """The engine: a scheduler, and the executor that runs what it plans.
 
 `step` is one turn: plan, submit, and retire the oldest step once `pipeline_depth` others are in flight. A step that
-fails ends the requests in it and no others.
+fails ends the requests in it and no others. Whenever nothing is left to do, the accounts must balance.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from core.config import EngineConfig, cache_identity
 from core.engine.executor import Executor, open_executor
 from core.engine.front import ReadyInfo
+from core.engine.grammar import Compiler, Grammars, fill_masks
+from core.engine.profile import DEVICE, Profile
 from core.engine.scheduler import Scheduler
-from core.errors import CoreError
+from core.engine.snapshot import Snapshot, take_snapshot
+from core.errors import CoreError, RequestError
 from core.kernels.bind import Tap
 from core.kv.cache import KVCache
+from core.kv.events import KVEvents, Publisher
 from core.kv.prefix import spec_digest
 from core.model.load import Progress
 from core.request import Request, SequenceOutput
 
+GRAMMAR_WAIT_S = 0.005  # while nothing can run before a grammar is compiled; new requests wait as long
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +37,13 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None, tap: Tap | None = None) -> None:
-        self._executor, loaded = open_executor(config, progress, tap)
+        with ExitStack() as opened:
+            self.profile = _open_profile(config, opened)
+            self._publisher = _open_publisher(config, opened)
+            if self.profile:
+                tap = self.profile.tap(tap)
+            self._executor, loaded = open_executor(config, progress, tap)
+            self._opened = opened.pop_all()
         self.plan, groups, formats, vocab_size = loaded
         identity = cache_identity(self.plan, groups, formats)
         self._spec = spec_digest(*identity)
@@ -45,6 +57,23 @@ class Engine:
             spec=self._spec,
         )
         self.vocab_size = vocab_size
+        self._grammars = Grammars(lambda: _open_compiler(config.model, vocab_size))
+        if self._publisher:
+            self.cache.events = KVEvents(plan.page_tokens)
+        self._instrument()
+
+    def _instrument(self) -> None:
+        """The calls that make up a turn: as they are, or timed."""
+        self._schedule, self._update = self.scheduler.schedule, self.scheduler.update
+        self._collect, self._take_turn = self._executor.collect, self._turn
+        profile, runner = self.profile, self._executor.runner
+        if profile:
+            runner.pack = profile.timed("pack", runner.pack, DEVICE)
+            self._executor.launch = profile.launching(self._executor.launch)
+            self._collect = profile.collecting(self._collect)
+            self._schedule = profile.timed("schedule", self._schedule)
+            self._update = profile.timed("update", self._update)
+            self._take_turn = profile.timed("turn", self._take_turn)
 
     @property
     def executor(self) -> Executor:
@@ -72,36 +101,103 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises: RequestError when it can never be served."""
         self.scheduler.add(request)
+        if request.structured is not None:
+            self._grammars.begin(request)
 
     def abort(self, request_id: str) -> SequenceOutput | None:
         """End a request now; None when it has ended already."""
-        return self.scheduler.abort(request_id)
+        self._grammars.drop(request_id)
+        output = self.scheduler.abort(request_id)
+        if output is not None:
+            self._after_change()
+        return output
+
+    def inspect(self, max_sequences: int = 20) -> Snapshot:
+        """What it holds now, with at most so many sequences."""
+        return take_snapshot(self.scheduler, max_sequences)
 
     def step(self, beat: Callable[[], None] | None = None) -> list[SequenceOutput]:
-        """One turn. `beat` is called while waiting for the device. May return nothing while there is work."""
+        """One turn. `beat` is called while waiting for the device. May return nothing while there is work.
+
+        Raises: AccountsError when nothing is left to do and not everything is back.
+        """
+        refused = self._take_compiled()
         try:
-            return self._turn(beat)
+            outputs = self._take_turn(beat)
         except Exception as error:  # noqa: BLE001  the one place where a fault of any kernel is contained
             self._executor.drop()
+            if self.profile:
+                self.profile.dropped()
             message = str(error) if isinstance(error, CoreError) else f"{type(error).__name__}: {error}"
             _log.exception("a step failed; the requests in it end with an error")
-            return self.scheduler.fail(f"a step failed: {message}")
+            outputs = self.scheduler.fail(f"a step failed: {message}")
+        self._after_change()
+        return refused + outputs
+
+    def _take_compiled(self) -> list[SequenceOutput]:
+        """Queue the requests whose grammars are compiled; refuse those whose grammars cannot be."""
+        refused = []
+        for request_id, grammar in self._grammars.take_done():
+            if isinstance(grammar, RequestError):
+                self.scheduler.abort(request_id)
+                refused.append(SequenceOutput(request_id, [], "error", error=str(grammar), refused=True))
+            else:
+                self.scheduler.loaded(request_id, grammar)
+        return refused
 
     def _turn(self, beat: Callable[[], None] | None) -> list[SequenceOutput]:
         scheduler = self.scheduler
-        plan = scheduler.schedule()
+        plan = self._schedule()
         if plan.rows:
             self._executor.submit(plan)
+            if plan.masked:
+                self._executor.send_masks(fill_masks(scheduler.matchers, self.vocab_size))
             if scheduler.num_in_flight <= self.plan.pipeline_depth:
                 return []
         if not scheduler.num_in_flight:
+            self._grammars.wait(GRAMMAR_WAIT_S)
             return []
-        return scheduler.update(self._executor.collect(beat))
+        return self._update(self._collect(beat))
+
+    def _after_change(self) -> None:
+        """Tell who listens what changed; check the accounts when nothing is left to do."""
+        if self._publisher and self.cache.events:
+            events = self.cache.events.take()
+            if events:
+                self._publisher.publish(events)
+        idle = not self.scheduler.busy
+        if self.profile:
+            self.profile.write(now=idle)
+        if idle:
+            self.scheduler.check_idle()
 
     def check(self) -> None:
         """Raises: DeviceError when the engine cannot go on: another rank is gone."""
         self._executor.check()
 
     def close(self) -> None:
-        with contextlib.suppress(CoreError):
+        self._grammars.close()
+        with self._opened, contextlib.suppress(CoreError):
             self._executor.close()
+
+
+def _open_compiler(model: str, vocab_size: int) -> Compiler:
+    from core.engine.guidance import open_compiler  # loaded with the first grammar
+
+    return open_compiler(model, vocab_size)
+
+
+def _open_profile(config: EngineConfig, opened: ExitStack) -> Profile | None:
+    if config.profile is None:
+        return None
+    profile = Profile(config.profile)
+    opened.callback(profile.close)
+    return profile
+
+
+def _open_publisher(config: EngineConfig, opened: ExitStack) -> Publisher | None:
+    if config.kv_events is None:
+        return None
+    publisher = Publisher(config.kv_events)
+    opened.callback(publisher.close)
+    return publisher

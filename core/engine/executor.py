@@ -1,8 +1,8 @@
 """Where steps run: on this process's device thread, and on other ranks where layers are split.
 
 The engine submits plans and collects outputs in order; a plan is a message, so ranks in other processes get the same
-bytes. Torch runs on the device thread alone, loading included: two threads that both open parallel regions slow each
-other down.
+bytes. The masks of grammars follow their plan, while the device already works on it. Torch runs on the device thread
+alone, loading included: two threads that both open parallel regions slow each other down.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
-from core.config import EngineConfig, Plan
+from core.config import EngineConfig
 from core.engine.ranks import OtherRanks
 from core.engine.step import StepOutput, StepPlan
 from core.kv.groups import KVGroup
+from core.plan import Plan
 
 if TYPE_CHECKING:
     from core.engine.runner import Flight, Runner
@@ -40,8 +41,11 @@ class Executor:
         self._others = others
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._flights: deque[Future[Flight]] = deque()
+        self._awaited: Future[bytes] | None = None  # masks of the step submitted last
         try:
             self.runner = self._thread.submit(open_runner).result()
+            # A call that a profile may wrap.
+            self.launch: Callable[[StepPlan], Flight] = self.runner.launch
         except BaseException:
             self._thread.shutdown()
             raise
@@ -50,7 +54,23 @@ class Executor:
         """Start a step. Steps run in the order of submission."""
         if self._others:
             self._others.send(plan)
-        self._flights.append(self._thread.submit(self.runner.launch, plan))
+        if plan.masked:
+            self._awaited = Future()
+            self._flights.append(self._thread.submit(self._launch_masked, plan, self._awaited))
+        else:
+            self._flights.append(self._thread.submit(self.launch, plan))
+
+    def _launch_masked(self, plan: StepPlan, masks: Future[bytes]) -> Flight:
+        self.runner.take_masks = masks.result
+        return self.launch(plan)
+
+    def send_masks(self, words: bytes) -> None:
+        """Give the step submitted last the masks it waits for (`StepPlan.masked`); none: drop it."""
+        awaited, self._awaited = self._awaited, None
+        assert awaited is not None
+        awaited.set_result(words)
+        if self._others:
+            self._others.send_masks(words)
 
     def collect(self, beat: Callable[[], None] | None = None) -> StepOutput:
         """Wait for the oldest step. `beat` is called a few times a second meanwhile. Raises what the step raised."""
@@ -72,6 +92,8 @@ class Executor:
 
     def drop(self) -> None:
         """Wait for the steps in flight and forget them."""
+        if self._awaited:
+            self.send_masks(b"")
         while self._flights:
             self._flights.popleft().exception()
 

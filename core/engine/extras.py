@@ -61,6 +61,12 @@ class ExtrasPacker:
             self._min_p(wishes),
         )
 
+    def grammar_mask(self, draws: list[int], words: bytes, size: int) -> torch.Tensor:
+        """Bits of what grammars allow, int32 [size, W]: rows of `words` for these draws; all ones for the others."""
+        mask = np.full((size, -(-self._vocab_size // 32)), -1, np.int32)
+        mask[draws] = np.frombuffer(words, np.int32).reshape(len(draws), -1)
+        return self._copy(mask)
+
     def _copy(self, values: Ints | Floats) -> torch.Tensor:
         host = self._device.host_empty(values.shape, torch.float32 if values.dtype == np.float32 else torch.int32)
         host.numpy()[...] = values

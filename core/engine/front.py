@@ -104,6 +104,7 @@ class Front:
             min_tokens=sampling.min_tokens,
             logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
             prompt_logprobs=-1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
+            structured=sampling.structured,
             priority=priority,
             cache_salt=cache_salt,
             prefix_keys=keys,

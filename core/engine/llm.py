@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 
-from core.config import EngineConfig, Plan
+from core.config import EngineConfig
+from core.engine.defaults import read_defaults
 from core.engine.engine import Engine
 from core.engine.front import Front
 from core.engine.output import Delta, TextOutput
 from core.errors import CoreError, DeviceError, RequestError
 from core.model.chat_template import render
 from core.model.source import open_source
+from core.plan import Plan
 from core.plugin import loader
 from core.request import Logprobs, SamplingParams, new_request_id
 
@@ -63,6 +65,7 @@ class LLM:
         source = open_source(model, loader.weights_packages(), specs)
         self._template = source.chat_template
         self._special_tokens = source.special_tokens
+        self._generation_config = source.generation_config
         self.tokenizer = source.tokenizer()
         self._engine = Engine(config, progress)
         self._front = Front(self._engine.info(), source.eos_ids, self.tokenizer.encode)
@@ -100,7 +103,7 @@ class LLM:
                 for output in self._engine.step():
                     run = by_id[output.request_id]
                     if output.error:
-                        raise DeviceError(output.error)
+                        raise (RequestError if output.refused else DeviceError)(output.error)
                     run.push(output)
         except BaseException:
             for request_id in by_id:
@@ -116,7 +119,7 @@ class LLM:
             while self._engine.busy:
                 for output in self._engine.step():
                     if output.error:
-                        raise DeviceError(output.error)
+                        raise (RequestError if output.refused else DeviceError)(output.error)
                     if output.request_id == run.request.request_id and not run.done:
                         yield run.push(output)
         finally:
@@ -132,6 +135,13 @@ class LLM:
     def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None) -> RequestOutput:
         """Answer a conversation: a list of {"role", "content"}. Raises as `generate`."""
         return self.generate([self.chat_prompt(messages)], sampling)[0]
+
+    def default_sampling(self, **otherwise: Any) -> SamplingParams:
+        """The sampling that the model's generation_config.json proposes; `otherwise` where it says nothing.
+
+        Raises: ConfigError for a value that no request could have.
+        """
+        return SamplingParams(**(otherwise | read_defaults(self._generation_config, self._engine.vocab_size)))
 
     def close(self) -> None:
         """Free the device and end other ranks."""

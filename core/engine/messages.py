@@ -6,6 +6,7 @@ import msgspec
 
 from core.config import EngineConfig
 from core.engine.front import ReadyInfo
+from core.engine.snapshot import Snapshot
 from core.request import Request, SequenceOutput
 
 
@@ -27,6 +28,13 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """End this request, if it has not ended."""
 
     request_id: str
+
+
+class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
+    """Say what the engine holds, with at most so many sequences. The answer bears the same number."""
+
+    number: int
+    max_sequences: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -56,6 +64,13 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     step_s: float
 
 
+class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
+    """What the engine held between two steps."""
+
+    number: int
+    snapshot: Snapshot
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine could not start or cannot go on. `kind` is the name of the error's class."""
 
@@ -63,5 +78,5 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ToEngine = Add | Abort | Stop
-FromEngine = Ready | Outputs | Beat | Failed
+ToEngine = Add | Abort | Inspect | Stop
+FromEngine = Ready | Outputs | Beat | Inspected | Failed

@@ -125,6 +125,10 @@ class Packer:
         extras = self._extras.pack(batch.logit_rows, batch.counters, batch.targets, key.logits)
         return _step_input(self._on_device, key, len(self._rows.tables), batch, extras)
 
+    def grammar_mask(self, plan: StepPlan, words: bytes, key: ShapeKey) -> torch.Tensor:
+        """The masks of a plan's draws on the device, from the message that followed the plan."""
+        return self._extras.grammar_mask(plan.masked, words, key.logits)
+
     def _key(self, batch: _Batch) -> ShapeKey:
         shapes = self._shapes
         return ShapeKey(

@@ -16,9 +16,23 @@ import zmq
 
 from core.clock import SystemClock
 from core.engine.engine import Engine
-from core.engine.messages import Abort, Add, Beat, Failed, FromEngine, Outputs, Ready, Start, Stop, ToEngine
+from core.engine.messages import (
+    Abort,
+    Add,
+    Beat,
+    Failed,
+    FromEngine,
+    Inspect,
+    Inspected,
+    Outputs,
+    Ready,
+    Start,
+    Stop,
+    ToEngine,
+)
 from core.engine.progress import loading_bar
 from core.errors import CoreError
+from core.kv.accounts import AccountsError
 from core.request import SequenceOutput
 
 BEAT_S = 0.25
@@ -35,9 +49,10 @@ class Loop:
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._last_beat_s = -BEAT_S
         self._step_began_s: float | None = None
+        self._send = engine.profile.timed("encode", send) if engine.profile else send
 
     def run(self) -> None:
-        """Until told to stop. Raises: CoreError when the engine cannot go on."""
+        """Until told to stop. Raises: CoreError, AccountsError when the engine cannot go on."""
         engine = self._engine
         send(self._replies, Ready(engine.info()))
         while self._take_in():
@@ -47,7 +62,7 @@ class Loop:
                 outputs = engine.step(self._beat)
                 self._step_began_s = None
                 if outputs:
-                    send(self._replies, Outputs(outputs))
+                    self._send(self._replies, Outputs(outputs))
             engine.check()
 
     def _take_in(self) -> bool:
@@ -58,6 +73,9 @@ class Loop:
             message = self._decoder.decode(self._requests.recv())
             if isinstance(message, Stop):
                 return False
+            if isinstance(message, Inspect):
+                send(self._replies, Inspected(message.number, self._engine.inspect(message.max_sequences)))
+                continue
             output = self._handle(message)
             if output:
                 send(self._replies, Outputs([output]))
@@ -114,7 +132,7 @@ def _serve(start: Start, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]
     gc.freeze()  # what was loaded stays: collecting it again and again would stall steps
     try:
         Loop(engine, requests, replies).run()
-    except CoreError as error:
+    except (CoreError, AccountsError) as error:
         send(replies, Failed(type(error).__name__, str(error)))
         return 1
     finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import msgspec
 
 from core.engine.build import assemble, open_runner
 from core.engine.ranks import Joining, join, read
+from core.engine.runner import StepDropped
 from core.engine.step import StepPlan
 from core.errors import CoreError
 
@@ -25,8 +27,10 @@ def main() -> int:
         sys.stderr.write(f"rank {joining.rank}: error: {error}\n")
         return 2
     plans = msgspec.msgpack.Decoder(StepPlan)
+    runner.take_masks = lambda: read(sys.stdin.buffer) or b""
     while (raw := read(sys.stdin.buffer)) is not None:
-        runner.launch(plans.decode(raw)).output()
+        with contextlib.suppress(StepDropped):
+            runner.launch(plans.decode(raw)).output()
     return 0
 
 

@@ -1,7 +1,8 @@
 """The ranks above 0 of a model that is split: one process each, fed with the same plans.
 
-A rank reads messages from its standard input (4 bytes of length, then msgpack): first the configuration, then plans.
-End of input ends it, so no rank outlives the engine. Ranks meet through torch.distributed on 127.0.0.1.
+A rank reads messages from its standard input (4 bytes of length, then msgpack): first the configuration, then plans,
+each followed by the masks that it waits for, if any. End of input ends it, so no rank outlives the engine. Ranks meet
+through torch.distributed on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -51,7 +52,13 @@ class OtherRanks:
 
     def send(self, plan: StepPlan) -> None:
         """Raises: DeviceError when a rank is gone."""
-        raw = msgspec.msgpack.encode(plan)
+        self._send(msgspec.msgpack.encode(plan))
+
+    def send_masks(self, words: bytes) -> None:
+        """What the plan sent last waits for. Raises: DeviceError when a rank is gone."""
+        self._send(words)
+
+    def _send(self, raw: bytes) -> None:
         for process in self._processes:
             _write(process, raw)
 

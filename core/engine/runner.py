@@ -6,21 +6,27 @@ except `Flight.output`, which only waits and reads host memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from core.config import Plan
 from core.engine.pack import Packer, ShapeKey, StepInput
 from core.engine.rows import Rows
 from core.engine.step import StepOutput, StepPlan
+from core.errors import DeviceError
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
 from core.model.layers import Model, Planes, Weights
+from core.plan import Plan
 from core.plugin.device import Device, Event
 from core.plugin.facts import Need
 from core.request import Logprobs
+
+
+class StepDropped(DeviceError):
+    """A step was given up before its masks came."""
 
 
 class Reported(NamedTuple):
@@ -69,6 +75,8 @@ class StepFunction:
     """The static form of a step: tensors in, tensors out, arithmetic only in kernels.
 
     step(weights, input, last_ids, kv) -> (ids_L, logits_LV, hidden_LE, last_ids_R, kv)
+
+    Its two halves, `forward` and `draw`, are there for steps whose masks come while the first one runs.
     """
 
     def __init__(
@@ -93,14 +101,27 @@ class StepFunction:
     def __call__(
         self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[list[Planes]]]:
+        logits_LV, hidden_LE, kv = self.forward(w, x, last_ids, kv)
+        ids_L, last_ids = self.draw(x, logits_LV, last_ids)
+        return ids_L, logits_LV, hidden_LE, last_ids, kv
+
+    def forward(
+        self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
+    ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
+        """Everything up to the logits."""
         ids_T = self._kernels["take_ids"](x.token_ids, x.source_rows, last_ids)
         plans = [
             plan(x.query_starts, x.kv_lens, table, num_tokens=x.key.tokens, host=x.host)
             for plan, table in zip(self._plans, x.block_tables, strict=True)
         ]
-        logits_LV, hidden_LE, kv = self._model(w, ids_T, x, plans, kv)
+        return self._model(w, ids_T, x, plans, kv)
+
+    def draw(
+        self, x: StepInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids drawn, and last_ids with them; grammar_LW has bits of what grammars allow."""
         ids_L = self._kernels["sample"](
-            self._shaped(logits_LV, x),
+            self._shaped(logits_LV, x, grammar_LW),
             x.temperature,
             x.top_k,
             x.top_p,
@@ -111,21 +132,19 @@ class StepFunction:
         )
         if self._share:
             ids_L = self._share(ids_L)
-        last_ids = self._kernels["put_ids"](last_ids, x.output_rows, ids_L)
-        return ids_L, logits_LV, hidden_LE, last_ids, kv
+        return ids_L, self._kernels["put_ids"](last_ids, x.output_rows, ids_L)
 
-    def _shaped(self, logits_LV: torch.Tensor, x: StepInput) -> torch.Tensor:
+    def _shaped(self, logits_LV: torch.Tensor, x: StepInput, grammar_LW: torch.Tensor | None) -> torch.Tensor:
         """The logits to draw from: the model's, after what requests ask for. The model's own are left as they are."""
         e = x.extras
-        if e is None:
-            return logits_LV
-        if e.bias:
+        if e and e.bias:
             logits_LV = self._kernels["add_bias"](logits_LV, *e.bias)
-        if e.penalties:
+        if e and e.penalties:
             logits_LV = self._kernels["penalize"](logits_LV, *e.penalties)
-        if e.mask is not None:
-            logits_LV = self._kernels["apply_mask"](logits_LV, e.mask)
-        if e.min_p is not None:
+        for mask_LW in (e.mask if e else None, grammar_LW):
+            if mask_LW is not None:
+                logits_LV = self._kernels["apply_mask"](logits_LV, mask_LW)
+        if e and e.min_p is not None:
             logits_LV = self._kernels["min_p"](logits_LV, x.temperature, e.min_p)
         return logits_LV
 
@@ -173,6 +192,8 @@ class Runner:
             sets=sets,
             vocab_size=vocab_size,
         )
+        self.pack = self._packer.pack  # a call that a profile may wrap
+        self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped
         self._last_ids = torch.zeros(num_rows, dtype=torch.int32, device=where)
         self._compiled: dict[ShapeKey, Any] = {}
         self._static = not plan.shapes.dynamic
@@ -183,9 +204,12 @@ class Runner:
     def launch(self, plan: StepPlan) -> Flight:
         """Start one step."""
         self._rows.apply(plan)
-        x = self._packer.pack(plan)
-        step = self._step_for(x)
-        ids_L, logits_LV, _, self._last_ids, self._kv = step(self._weights, x, self._last_ids, self._kv)
+        x = self.pack(plan)
+        if plan.masked:
+            ids_L, logits_LV = self._masked_step(plan, x)
+        else:
+            step = self._step_for(x)
+            ids_L, logits_LV, _, self._last_ids, self._kv = step(self._weights, x, self._last_ids, self._kv)
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
@@ -195,6 +219,19 @@ class Runner:
             reported = Reported(*(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device))
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
         return Flight(host, arrived, reported, *self._wishes(plan))
+
+    def _masked_step(self, plan: StepPlan, x: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch the forward, wait for the masks that are being filled meanwhile, then draw: ids_L, logits_LV.
+
+        Raises: StepDropped when none will come.
+        """
+        logits_LV, _, self._kv = self._step.forward(self._weights, x, self._last_ids, self._kv)
+        words = self.take_masks()
+        if not words:
+            raise StepDropped("the step was dropped before its masks came")
+        grammar_LW = self._packer.grammar_mask(plan, words, x.key)
+        ids_L, self._last_ids = self._step.draw(x, logits_LV, self._last_ids, grammar_LW)
+        return ids_L, logits_LV
 
     def _wishes(self, plan: StepPlan) -> tuple[list[int], list[tuple[int, int]]]:
         """What `Flight` must know to tell whose log-probabilities are whose."""
@@ -209,7 +246,7 @@ class Runner:
     def _step_for(self, x: StepInput) -> Any:
         """The step made for this shape, where the device compiles: only its own shapes come back.
 
-        Extras have shapes of their own, so a step with some runs as it is.
+        Extras have shapes of their own, so a step with some runs as it is; so does one that waits for masks.
         """
         if not self._static or x.extras is not None:
             return self._step

@@ -17,15 +17,13 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence as Seq
-from itertools import zip_longest
 
-import msgspec
-
-from core.engine.batch import Batch, Item
-from core.engine.sequence import Sequence, Status
-from core.engine.step import NewSequence, StepOutput, StepPlan
+from core.engine.batch import Batch, Item, retire
+from core.engine.grammar import Matcher
+from core.engine.sequence import Sequence, Status, check_length
+from core.engine.step import StepOutput, StepPlan
 from core.errors import RequestError
+from core.kv.accounts import check_idle
 from core.kv.cache import KVCache
 from core.kv.prefix import root_key
 from core.request import Logprobs, Request, SequenceOutput
@@ -46,7 +44,8 @@ class Scheduler:
         self.max_seqs = max_seqs
         self.max_model_len = max_model_len
         self.spec = spec
-        self.num_preemptions = 0
+        self.num_steps = self.num_preemptions = 0
+        self.num_prefix_queries = self.num_prefix_hits = 0  # tokens, of the first admission of each request
         self.running: list[Sequence] = []  # in order: the last one is the first to be preempted
         self._waiting: list[Sequence] = []  # a heap, in the same order
         self._by_id: dict[str, Sequence] = {}
@@ -55,6 +54,7 @@ class Scheduler:
         self._flights: deque[list[Item]] = deque()
         self._edits: list[tuple[int, int, int, int]] = []
         self._drawn: list[tuple[int, int]] = []
+        self.matchers: list[Matcher] = []  # of the plan made last: what fills a mask for each of its `masked` draws
 
     @property
     def num_waiting(self) -> int:
@@ -71,21 +71,22 @@ class Scheduler:
         return bool(self._by_id or self._flights)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises: RequestError when it can never be served."""
-        total = len(request.prompt_ids) + request.max_tokens
-        if not request.prompt_ids:
-            raise RequestError("the prompt is empty: it must have at least one token", "prompt")
-        if total > self.max_model_len:
-            raise RequestError(
-                f"prompt and output are {len(request.prompt_ids)} + {request.max_tokens} tokens: "
-                f"the limit is {self.max_model_len}",
-                "max_tokens",
-            )
+        """Queue a request; one with a grammar waits for `loaded`. Raises: RequestError when it can never be served."""
+        check_length(request, self.max_model_len)
         if request.request_id in self._by_id:
             raise RequestError(f"request id {request.request_id!r} is in use: choose another", "request_id")
         root = root_key(self.spec, request.cache_salt)
         seq = Sequence(request, root, list(request.prompt_ids), request.prefix_keys)
         self._by_id[request.request_id] = seq
+        if request.structured is not None:
+            seq.status = Status.LOADING
+        else:
+            heapq.heappush(self._waiting, seq)
+
+    def loaded(self, request_id: str, matcher: Matcher) -> None:
+        """Queue a request that waited for its grammar."""
+        seq = self._by_id[request_id]
+        seq.status, seq.matcher = Status.WAITING, matcher
         heapq.heappush(self._waiting, seq)
 
     def abort(self, request_id: str) -> SequenceOutput | None:
@@ -126,7 +127,10 @@ class Scheduler:
             self._edits.clear()
             self._drawn.clear()
             self._flights.append(batch.items)
-        assert batch.items or self._flights or not self._by_id, "nothing can run and nothing is in flight"
+            self.num_steps += 1
+        self.matchers = batch.matchers
+        stuck = not batch.items and not self._flights
+        assert not stuck or all(seq.status is Status.LOADING for seq in self.sequences()), "nothing can run"
         return plan
 
     def _continue_running(self, batch: Batch) -> bool:
@@ -196,6 +200,8 @@ class Scheduler:
             seq.num_computed = lease.num_tokens
             if seq.num_cached is None:
                 seq.num_cached = lease.num_tokens
+                self.num_prefix_queries += most
+                self.num_prefix_hits += lease.num_tokens
             self._start(seq, batch)
 
     def _start(self, seq: Sequence, batch: Batch) -> None:
@@ -205,25 +211,13 @@ class Scheduler:
         assert seq.table is not None
         count = min(seq.num_todo, batch.room_for(seq))
         self.cache.grow(seq.table, seq.frontier + count)
-        tables = [pages[: seq.table.length].tolist() for pages in seq.table.pages]
-        request = msgspec.structs.replace(seq.request, prompt_ids=[], prefix_keys=b"")
-        num_prompt = len(seq.request.prompt_ids)
-        batch.plan.new.append(NewSequence(seq.row, list(seq.token_ids), tables, request, num_prompt))
+        batch.plan.new.append(seq.for_devices())
         batch.add(seq, seq.frontier, count)
 
     def update(self, output: StepOutput) -> list[SequenceOutput]:
         """Retire the oldest step in flight with what it drew."""
-        items = self._flights.popleft()
-        draws = iter(zip_longest(output.ids, output.logprobs))
-        scores = iter(output.prompt_logprobs)
         outputs = []
-        for seq, count, samples, scored in items:
-            seq.num_computed += count
-            seq.num_scheduled -= count
-            drawn, logprobs = next(draws) if samples else (None, None)
-            if scored:
-                seq.prompt_logprobs += next(scores)
-            seq.num_pending -= samples
+        for seq, drawn, logprobs in retire(self._flights.popleft(), output):
             if seq.status is not Status.FINISHED:
                 result = self._advance(seq, drawn, logprobs)
                 if result is not None:
@@ -235,34 +229,16 @@ class Scheduler:
 
     def _advance(self, seq: Sequence, drawn: int | None, logprobs: Logprobs | None) -> SequenceOutput | None:
         """Take in one retired item of a live sequence."""
-        if drawn is not None and drawn < 0:
-            self._finish(seq)
-            return SequenceOutput(seq.request.request_id, [], "error", error="the model's logits are not numbers")
-        if drawn is not None:
-            seq.token_ids.append(drawn)
-            if seq.in_step:
-                self._drawn.append((seq.row, drawn))
-        self._commit(seq)
+        reason = None if drawn is None else seq.take(drawn)
+        if reason != "error":  # logits that are not numbers come from entries that nobody shall find
+            self._commit(seq)
         if drawn is None:
             return None
-        reason = None
-        if drawn in seq.stop_ids:
-            reason = "stop"
-        elif seq.num_outputs >= seq.request.max_tokens:
-            reason = "length"
         if reason:
             self._finish(seq)
-        stop_id = drawn if reason == "stop" else None
-        prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
-        return SequenceOutput(
-            seq.request.request_id,
-            [drawn],
-            reason,
-            stop_id,
-            seq.num_cached or 0,
-            logprobs=[] if logprobs is None else [logprobs],
-            prompt_logprobs=prompt_logprobs,
-        )
+        elif seq.recalls:
+            self._drawn.append((seq.row, drawn))
+        return seq.output(drawn, logprobs, reason)
 
     def _commit(self, seq: Sequence) -> None:
         """Make pages that are complete findable, and drop those that no later token sees."""
@@ -271,7 +247,7 @@ class Scheduler:
         num_pages = seq.num_computed // self.cache.page_tokens
         if self.cache.prefix_caching and num_pages > table.committed:
             seq.extend_keys(num_pages * self.cache.page_tokens, self.cache.page_tokens)
-            self._edits += [(seq.row, *edit) for edit in self.cache.commit(table, seq.keys, num_pages)]
+            self._edits += [(seq.row, *edit) for edit in self.cache.commit(table, seq.keys, num_pages, seq.token_ids)]
         if self.cache.windowed:
             self.cache.trim(table, seq.num_computed)
 
@@ -309,6 +285,10 @@ class Scheduler:
             seq.status = Status.WAITING
             heapq.heappush(self._waiting, seq)
 
-    def sequences(self) -> Seq[Sequence]:
+    def check_idle(self) -> None:
+        """Raises: AccountsError when anything is not back although nothing is queued, running or in flight."""
+        check_idle(self.cache, self._rows, self.max_seqs, len(self._leaving), len(self._edits) + len(self._drawn))
+
+    def sequences(self) -> list[Sequence]:
         """Every sequence that has not ended, in no order."""
         return list(self._by_id.values())

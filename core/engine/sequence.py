@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
+from core.engine.grammar import Matcher
+from core.engine.step import NewSequence
+from core.errors import RequestError
 from core.kv.cache import BlockTable
 from core.kv.prefix import KEY_BYTES, chain_keys
-from core.request import Logprobs, Request
+from core.request import Logprobs, Request, SequenceOutput
+
+_NO_DRAW = "the model's logits are not numbers"
+_NO_DRAW_MASKED = f"{_NO_DRAW}, or structured, allowed_token_ids, bad_words and min_tokens leave nothing to draw"
 
 
 class Status(Enum):
+    """LOADING sequences wait for their grammar, and are not in the queue yet."""
+
+    LOADING = "loading"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -30,8 +41,11 @@ class Sequence:
     num_cached      prompt tokens found in the prefix cache when it was first admitted
     num_fed         tokens that will ever be computed: the last one that a request may have is not fed back
     scores          log-probabilities of its prompt are wanted
+    recalls         devices need the ids drawn before for its draws
     in_step         its draws depend on the ids drawn before: nothing of it is scheduled while a draw is in flight
     prompt_logprobs of prompt tokens that no output has taken yet
+    matcher         what its grammar allows next; None without one
+    error           why nothing can be made of what was drawn
     """
 
     request: Request
@@ -47,9 +61,12 @@ class Sequence:
     num_cached: int | None = None
     stop_ids: frozenset[int] = field(init=False)
     num_fed: int = field(init=False)
+    recalls: bool = field(init=False)
     in_step: bool = field(init=False)
     scores: bool = field(init=False)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    matcher: Matcher | None = None
+    error: str | None = None
     order: tuple[int, float, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +74,8 @@ class Sequence:
         self.num_fed = len(self.request.prompt_ids) + self.request.max_tokens - 1
         r = self.request
         self.scores = r.prompt_logprobs >= 0
-        self.in_step = bool(r.bad_ids) or r.repetition_penalty != 1 or bool(r.frequency_penalty or r.presence_penalty)
+        self.recalls = bool(r.bad_ids) or r.repetition_penalty != 1 or bool(r.frequency_penalty or r.presence_penalty)
+        self.in_step = self.recalls or r.structured is not None
         self.order = (self.request.priority, self.request.arrival_s, self.request.request_id)
 
     def __lt__(self, other: Sequence) -> bool:
@@ -91,3 +109,53 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
+
+    def for_devices(self) -> NewSequence:
+        """What devices must know of it when it gets a row."""
+        assert self.table is not None
+        tables = [pages[: self.table.length].tolist() for pages in self.table.pages]
+        request = msgspec.structs.replace(self.request, prompt_ids=[], prefix_keys=b"", structured=None)
+        return NewSequence(self.row, list(self.token_ids), tables, request, len(self.request.prompt_ids))
+
+    def take(self, drawn: int) -> str | None:
+        """Add an id drawn. Returns why the output ends: "stop", "length", "error" (then `error` says why), or None."""
+        if self.matcher is not None and self.matcher.fault:
+            self.error = self.matcher.fault
+        elif drawn < 0:
+            r = self.request
+            self.error = _NO_DRAW_MASKED if r.structured or r.allowed_ids or r.bad_ids or r.min_tokens else _NO_DRAW
+        elif drawn not in self.stop_ids and self.matcher is not None and not self.matcher.accept([drawn]):
+            self.error = f"id {drawn} was drawn against the grammar: the device's apply_mask or sample is wrong"
+        if self.error:
+            return "error"
+        self.token_ids.append(drawn)
+        if drawn in self.stop_ids or (self.matcher is not None and self.matcher.is_done):
+            return "stop"
+        return "length" if self.num_outputs >= self.request.max_tokens else None
+
+    def output(self, drawn: int, logprobs: Logprobs | None, reason: str | None) -> SequenceOutput:
+        """What one draw adds, with the log-probabilities of the prompt that have come since the last one."""
+        if reason == "error":
+            return SequenceOutput(self.request.request_id, [], reason, error=self.error)
+        prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []
+        return SequenceOutput(
+            self.request.request_id,
+            [drawn],
+            reason,
+            drawn if reason == "stop" and drawn in self.stop_ids else None,
+            self.num_cached or 0,
+            logprobs=[] if logprobs is None else [logprobs],
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+def check_length(request: Request, max_model_len: int) -> None:
+    """Raises: RequestError when the request can never be served."""
+    if not request.prompt_ids:
+        raise RequestError("the prompt is empty: it must have at least one token", "prompt")
+    if len(request.prompt_ids) + request.max_tokens > max_model_len:
+        raise RequestError(
+            f"prompt and output are {len(request.prompt_ids)} + {request.max_tokens} tokens: "
+            f"the limit is {max_model_len}",
+            "max_tokens",
+        )

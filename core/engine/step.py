@@ -32,6 +32,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     edits                  (row, KV group, position, page): block-table entries that changed; applied after `new`
     scores                 per item: whether log-probabilities of the prompt tokens after each of its tokens are wanted
     drawn                  (row, id): ids drawn before, of rows whose draws depend on them
+    masked                 of the draws, in order, the numbers of those that wait for a mask: it comes after the plan,
+                           while the step runs (int32 [len(masked), ceil(V / 32)], as bytes; none: the step is dropped)
 
     An id at a position that the runner was not given is the last one drawn for that row.
     """
@@ -44,6 +46,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     edits: list[tuple[int, int, int, int]]
     scores: list[bool]
     drawn: list[tuple[int, int]]
+    masked: list[int] = msgspec.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

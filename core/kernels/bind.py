@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from core.config import Binding
 from core.errors import ConfigError, PluginError
 from core.kernels.row import Implementation, Kernel, Row
 from core.kernels.table import KV_BUNDLE, TABLE
+from core.plan import Binding
 from core.plugin.facts import Need
 
 REFERENCE = "reference"

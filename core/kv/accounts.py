@@ -18,7 +18,7 @@ class AccountsError(RuntimeError):
     """Something was lost, or given back twice: a defect of ours, after which the cache cannot be trusted."""
 
 
-def check_idle(cache: KVCache, *, rows: Sequence[int], num_rows: int, num_leaving: int, num_changes: int) -> None:
+def check_idle(cache: KVCache, rows: Sequence[int], num_rows: int, num_leaving: int, num_changes: int) -> None:
     """Everything is back, now that nothing is queued, running or in flight.
 
     rows          that are free, of 1 .. num_rows

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from core.kv.events import GROUP, KVEvents
 from core.kv.groups import KVGroup
 from core.kv.pool import PagePool, Pages
 from core.kv.prefix import KEY_BYTES, PrefixIndex
@@ -85,10 +87,13 @@ class KVCache:
         self._windows = [(g, group.retain) for g, group in enumerate(groups) if group.retain is not None]
         self._most = [None if step_tokens is None else group.pages_held(page_tokens, step_tokens) for group in groups]
         self.indexes = [PrefixIndex(n) for n in num_pages]
-        self.pools = [
-            PagePool(n, on_evict=lambda page, index=index: index.forget(page))  # type: ignore[misc]
-            for n, index in zip(num_pages, self.indexes, strict=True)
-        ]
+        self.pools = [PagePool(n, on_evict=partial(self._forget, g)) for g, n in enumerate(num_pages)]
+        self.events: KVEvents | None = None  # who is told of pages that can be found, and of those that no longer can
+
+    def _forget(self, group: int, page: int) -> None:
+        key = self.indexes[group].forget(page)
+        if self.events and group == GROUP:
+            self.events.removed(key)
 
     @property
     def windowed(self) -> bool:
@@ -164,8 +169,10 @@ class KVCache:
         table.capacity = table.length * self.page_tokens
         return edits
 
-    def commit(self, table: BlockTable, keys: bytes, num_pages: int) -> list[Edit]:
+    def commit(self, table: BlockTable, keys: bytes, num_pages: int, token_ids: Sequence[int] = ()) -> list[Edit]:
         """Make the first `num_pages` pages of the table findable under `keys`; all their tokens are computed.
+
+        token_ids   of the sequence, for events
 
         Where another sequence was first with the same content, the table changes to that sequence's page, so that
         whoever holds a page holds all pages before it.
@@ -176,6 +183,10 @@ class KVCache:
             for g in range(len(self.groups)):
                 if i >= table.first[g]:
                     edits += self._commit_page(table, g, i, key)
+        if self.events:
+            known = {edit.position for edit in edits if edit.group == GROUP}
+            first = max(table.committed, table.first[GROUP])
+            self.events.stored(keys, [i for i in range(first, num_pages) if i not in known], token_ids)
         table.committed = max(table.committed, num_pages)
         return edits
 

@@ -1,9 +1,9 @@
 """What the cache tells routers: which prefixes can be found here, as they come and go.
 
-A message has three parts, as vLLM's has (names of fields too, so its subscribers read it): an empty topic, the number of
-the batch (8 bytes, big-endian, one more for each), and the batch in msgpack. At most one batch a step. ZeroMQ drops
-batches for subscribers that are slow or come late, and never holds up the engine: whoever misses a number knows nothing
-for certain until pages come and go again. Batch 0 says that an engine starts with nothing.
+A message has three parts, with vLLM's names of fields, so that its subscribers can read it: an empty topic, the number
+of the batch (8 bytes, big-endian, one more for each), and the batch in msgpack. There is at most one batch a step.
+ZeroMQ drops batches for subscribers that are slow or come late, and never holds up the engine: whoever misses a number
+no longer knows everything. Batch 0 says that an engine starts with nothing.
 
 Told is what KV group 0 holds: the group that retains the most. Owns no page and no key; refuses nothing.
 """

@@ -44,6 +44,8 @@ class NullKernels:
             "add_rms_norm": lambda x, residual, w, *, eps: (x, residual),
             "rope": lambda x, cos_sin: x,
             "act_mul": lambda x, *, act: x[:, : x.shape[1] // 2],
+            "scale_add": lambda x, y, *, scale: x,
+            "softcap": lambda x, *, cap: x,
             "kv_layout": lambda **_: _PAGES,
             "kv_write": lambda k, v, planes, slots, *, page_tokens: planes,
             "kv_gather": lambda planes, pages: (planes[0][pages], planes[0][pages]),

@@ -64,6 +64,10 @@ def _engine_config(
     fallback: Annotated[str | None, typer.Option(help="Kernels without native version: deny, report, allow.")] = None,
     kernel: Annotated[list[str], typer.Option(metavar="ROW=PROVIDER", help="Who provides a kernel; repeatable.")] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the engine's own random choices.")] = 0,
+    kv_events: Annotated[
+        str | None, typer.Option(metavar="ENDPOINT", help="Publish changes of the prefix cache: tcp://127.0.0.1:5557.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(metavar="PATH", help="Write a trace of steps and kernels.")] = None,
 ) -> "EngineConfig":
     from core.config import EngineConfig
 
@@ -84,6 +88,8 @@ def _engine_config(
         fallback=fallback,
         kernels=parse_kernels(kernel),
         seed=seed,
+        kv_events=kv_events,
+        profile=profile,
     )
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.config import Binding, EngineConfig, Plan, cache_identity, resolve, with_kv_blocks
+from core.config import EngineConfig, cache_identity, resolve, with_kv_blocks
 from core.errors import ConfigError
 from core.kv.groups import KVGroup
+from core.plan import Binding, Plan
 from core.plugin.facts import DeviceFacts, ShapePolicy
 
 HOST = {"host_memory": True, "accelerator": False, "max_depth": 0}

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, Plan, resolve, with_kv_blocks
+from core.config import EngineConfig, resolve, with_kv_blocks
 from core.errors import ConfigError
 from core.kv.groups import KVGroup
+from core.plan import Plan
 from core.plugin.facts import DeviceFacts
 
 FULL, WINDOW = KVGroup(1, 1, 1), KVGroup(1, 1, 1, retain=64)

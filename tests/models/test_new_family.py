@@ -16,7 +16,7 @@ from tests.plugins import install_plugin
 LLAMA_NORM = "post_attention_layernorm"
 
 # Llama, but for the name of a norm in checkpoints, and a first layer that does not see positions.
-FAMILY = '''
+FAMILY = """
 from core.model.attention import Unturned
 from core.model.decoder import Decoder, DecoderLayer, Parts
 from core.model.decoder_config import DecoderConfig, only, read_decoder
@@ -47,7 +47,7 @@ def build(config, b):
 @hookimpl
 def core_models():
     return [ModelSpec(architectures=("QuaggaForCausalLM",), read_config=read_config, build=build)]
-'''
+"""
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def ask(server: Server, **body: Any) -> Any:
-    return server.openai.chat.completions.create(**{"model": "smollm2", "messages": CAPITAL, **body})
+    return server.openai.chat.completions.create(**{"model": "smollm2", "messages": CAPITAL, "temperature": 0, **body})
 
 
 def test_shape(null_server: Server) -> None:

@@ -120,6 +120,20 @@ def test_generate() -> None:
     assert done.stdout == tokenizer.decode(range(last + 1, last + 13)) + "\n"
 
 
+def test_generate_several_outputs_with_logprobs() -> None:
+    """min_p 1 leaves nothing but the likeliest token, so that outputs drawn at random are equal."""
+    args = ("generate", "--device", "null", "--raw", "-p", "one two", "--max-tokens", "3", "--sampling-seed", "1")
+    more = ("--n", "2", "--logprobs", "2", "--temperature", "1", "--min-p", "1", "--min-tokens", "2")
+    done = run_core(*args, *more)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split("[1]\n")
+    assert first == "[0]\n" + second
+    assert second.count("-5.80") == 6
+    refused = run_core(*args, "--frequency-penalty", "101")
+    assert refused.returncode == 2
+    assert "frequency_penalty is 101" in refused.stderr
+
+
 def test_chat() -> None:
     """Two turns and the end; the second prompt holds the first turn."""
     done = subprocess.run(

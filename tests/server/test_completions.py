@@ -12,7 +12,7 @@ START = 5000
 
 
 def ask(server: Server, **body: Any) -> Any:
-    return server.openai.completions.create(model="smollm2", **body)
+    return server.openai.completions.create(**{"model": "smollm2", "temperature": 0, **body})
 
 
 def streamed(server: Server, **body: Any) -> list[Any]:
@@ -160,6 +160,7 @@ def test_neutral_values_of_later_fields_are_taken(null_server: Server, counting:
         "logprobs": None, "ignore_eos": True, "n": 1, "best_of": 1, "echo": False, "presence_penalty": 0,
         "frequency_penalty": 0.0, "logit_bias": {}, "suffix": None, "user": "me", "stop": None, "seed": 3,
         "top_k": -1, "top_p": 1, "priority": 1, "stream": False, "stream_options": None, "min_p": 0,
+        "bad_words": [], "allowed_token_ids": None, "min_tokens": 0, "prompt_logprobs": None, "top_logprobs": 0,
     }  # fmt: skip
     response = null_server.post("/v1/completions", body)
     assert response.status_code == 200, response.text

@@ -7,19 +7,16 @@ import pytest
 from processes import Server
 
 LATER = {
-    "allowed_token_ids": [1], "audio": {"voice": "a"}, "bad_words": ["x"], "best_of": 2,
-    "chat_template": "{{ x }}", "chat_template_kwargs": {"a": 1}, "continue_final_message": True,
-    "add_generation_prompt": False, "documents": [{"text": "x"}], "echo": True, "frequency_penalty": 0.5,
+    "audio": {"voice": "a"}, "best_of": 2, "chat_template": "{{ x }}", "chat_template_kwargs": {"a": 1},
+    "continue_final_message": True, "add_generation_prompt": False, "documents": [{"text": "x"}],
     "function_call": "auto", "functions": [{"name": "f"}], "include_reasoning": False,
-    "include_stop_str_in_output": True, "logit_bias": {"5": 1}, "logprobs": True, "metadata": {"a": "b"},
-    "min_p": 0.1, "min_tokens": 2, "modalities": ["audio"], "n": 2, "parallel_tool_calls": False,
-    "prediction": {"type": "content"}, "presence_penalty": -0.5, "prompt_cache_key": "k", "prompt_logprobs": 1,
-    "reasoning_effort": "low", "repetition_penalty": 1.1, "response_format": {"type": "json_object"},
-    "return_token_ids": True, "return_tokens_as_token_ids": True, "safety_identifier": "u", "service_tier": "flex",
+    "include_stop_str_in_output": True, "metadata": {"a": "b"}, "modalities": ["audio"],
+    "parallel_tool_calls": False, "prediction": {"type": "content"}, "prompt_cache_key": "k",
+    "reasoning_effort": "low", "response_format": {"type": "json_object"}, "return_token_ids": True,
+    "return_tokens_as_token_ids": True, "safety_identifier": "u", "service_tier": "flex",
     "skip_special_tokens": False, "spaces_between_special_tokens": False, "store": True,
     "structured_outputs": {"regex": "a"}, "suffix": "x", "tool_choice": "auto", "tools": [{"type": "function"}],
-    "top_logprobs": 1, "truncate_prompt_tokens": 5, "use_beam_search": True, "verbosity": "low",
-    "web_search_options": {},
+    "truncate_prompt_tokens": 5, "use_beam_search": True, "verbosity": "low", "web_search_options": {},
 }  # fmt: skip
 
 WRONG = [

@@ -20,8 +20,15 @@ from tests.plugins import install_hostile
 EXACT = 1e-4
 INT8 = 0.12  # as in test_parity
 PAGE = 16
-TEXT = [random.Random(0).randrange(3, 384) for _ in range(150)]
-OTHERS = [[random.Random(i).randrange(3, 384) for _ in range(5 + 9 * i)] for i in range(1, 7)]
+
+
+def text(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 384) for _ in range(length)]
+
+
+TEXT = text(0, 150)
+OTHERS = [text(i, 5 + 9 * i) for i in range(1, 7)]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +103,7 @@ def test_windows_hold_less_than_the_texts(open_engine, folders):
     full, window = engine.engine.plan.num_kv_blocks
     assert full == 90
     assert window < 400 // PAGE
-    long = [random.Random(9).randrange(3, 384) for _ in range(400)]
+    long = text(9, 400)
     runs = [*engine.run([long, TEXT, long[:390]], max_tokens=3), *engine.run([long, TEXT], max_tokens=3)]
     assert [run.num_cached for run in runs[-2:]] == [(len(text) - 1) // PAGE * PAGE for text in (long, TEXT)]
     check(model, runs)
@@ -106,8 +113,7 @@ def test_all_layers_with_windows_need_no_pages_for_the_rest(open_engine, folders
     model = folders["mistral"]
     engine = open_engine(model, num_kv_blocks=13, max_num_batched_tokens=16)
     assert engine.engine.plan.max_model_len == 512
-    long = [random.Random(9).randrange(3, 384) for _ in range(500)]
-    check(model, engine.run([long, TEXT], max_tokens=5))
+    check(model, engine.run([text(9, 500), TEXT], max_tokens=5))
 
 
 def test_a_cache_in_int8_with_windows(open_engine, folders, monkeypatch, tmp_path):

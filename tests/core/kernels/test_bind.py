@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from core.config import Binding
 from core.errors import ConfigError, PluginError
 from core.kernels.bind import KernelSet
 from core.kernels.row import Implementation
 from core.kernels.table import KV_BUNDLE, TABLE
+from core.plan import Binding
 from core.plugin import Need, Support
 
 NEED = Need(dtype="float32", head_size=64, page_tokens=16)

@@ -1,0 +1,98 @@
+"""What an engine holds at one moment, for people: pages, hit rates, sequences. Plain data; changes nothing."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:  # clients read snapshots and need no scheduler
+    from core.engine.scheduler import Scheduler
+    from core.engine.sequence import Sequence
+
+MAX_SEQUENCES = 1000
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True):
+    """One KV group: num_pages = free + cached + used, the null page left out.
+
+    retain     tokens that its layers see; None: all
+    num_keys   pages that can be found again
+    """
+
+    retain: int | None
+    num_pages: int
+    num_free: int
+    num_cached: int
+    num_used: int
+    num_keys: int
+
+
+class SequenceSnapshot(msgspec.Struct, frozen=True):
+    """One request. Lengths in tokens; `num_pages` that it holds, per group."""
+
+    request_id: str
+    status: str
+    num_prompt: int
+    num_tokens: int
+    num_computed: int
+    num_cached: int
+    num_pages: list[int]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The engine's own account. Counts of steps, preemptions and prefixes are since its start.
+
+    num_prefix_queries   prompt tokens that were looked for in the cache
+    num_prefix_hits      those of them that were found
+    sequences            running ones first, then in order of admission; perhaps not all
+    """
+
+    page_tokens: int
+    prefix_caching: bool
+    num_running: int
+    num_waiting: int
+    num_in_flight: int
+    num_steps: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    groups: list[GroupSnapshot]
+    sequences: list[SequenceSnapshot]
+
+
+def take_snapshot(scheduler: Scheduler, max_sequences: int) -> Snapshot:
+    """With at most so many sequences."""
+    cache, running = scheduler.cache, set(scheduler.running)
+    first = heapq.nsmallest(max_sequences, scheduler.sequences(), key=lambda seq: (seq not in running, seq.order))
+    groups = [
+        GroupSnapshot(group.retain, pool.num_pages - 1, pool.num_free, pool.num_cached, pool.num_used, len(index))
+        for group, pool, index in zip(cache.groups, cache.pools, cache.indexes, strict=True)
+    ]
+    return Snapshot(
+        page_tokens=cache.page_tokens,
+        prefix_caching=cache.prefix_caching,
+        num_running=len(scheduler.running),
+        num_waiting=scheduler.num_waiting,
+        num_in_flight=scheduler.num_in_flight,
+        num_steps=scheduler.num_steps,
+        num_preemptions=scheduler.num_preemptions,
+        num_prefix_queries=scheduler.num_prefix_queries,
+        num_prefix_hits=scheduler.num_prefix_hits,
+        groups=groups,
+        sequences=[_sequence(seq, len(groups)) for seq in first],
+    )
+
+
+def _sequence(seq: Sequence, num_groups: int) -> SequenceSnapshot:
+    table = seq.table
+    return SequenceSnapshot(
+        request_id=seq.request.request_id,
+        status=seq.status.value,
+        num_prompt=len(seq.request.prompt_ids),
+        num_tokens=len(seq.token_ids),
+        num_computed=seq.num_computed,
+        num_cached=seq.num_cached or 0,
+        num_pages=[len(table.held(g)) if table else 0 for g in range(num_groups)],
+    )

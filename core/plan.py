@@ -1,0 +1,65 @@
+"""Everything about an engine that was decided: plain data, shown by `core plan` and by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from core.plugin.facts import ShapePolicy
+
+
+class Binding(NamedTuple):
+    """Which kernel serves one row, and why. `uses` counts the places in the model."""
+
+    row: str
+    provider: str
+    reason: str
+    uses: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything resolved. `decided_by` says for each field whose word it was."""
+
+    model: str
+    device: str
+    arch: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_tokens: int
+    memory_utilization: float
+    prefix_caching: bool
+    tensor_parallel_size: int
+    pipeline_depth: int
+    batch_invariant: bool
+    fallback: str
+    seed: int
+    shapes: ShapePolicy
+    num_kv_blocks: tuple[int, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    notes: tuple[str, ...] = ()
+    decided_by: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Tokens of the steps that are under way at a time, at most."""
+        return self.max_num_batched_tokens * (self.pipeline_depth + 1)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(name, value, decided by) of every setting, for people."""
+        hidden = {"bindings", "notes", "decided_by"}
+        names = [name for name in self.__dataclass_fields__ if name not in hidden]
+        return [(name, _show(getattr(self, name)), self.decided_by.get(name, "")) for name in names]
+
+
+def _show(value: object) -> str:
+    if isinstance(value, ShapePolicy):
+        if value.dynamic:
+            return "any"
+        return f"tokens {value.tokens}, sequences {value.seqs}, blocks {value.blocks}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "not known before weights are loaded"
+    return str(value)
