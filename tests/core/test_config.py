@@ -83,6 +83,7 @@ def test_an_accelerator_by_default() -> None:
         "page_tokens": (16, "default"),
         "memory_utilization": (0.9, "default for the kind of memory"),
         "prefix_caching": (True, "default"),
+        "batch_invariant": (False, "default"),
         "tensor_parallel_size": (1, "default"),
         "pipeline_depth": (1, "device warp"),
         "fallback": ("deny", "an accelerator"),
