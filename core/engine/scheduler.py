@@ -234,11 +234,12 @@ class Scheduler:
             self._commit(seq)
         if drawn is None:
             return None
+        output = seq.output(drawn, logprobs, reason)  # before the sequence gives up what it has
         if reason:
             self._finish(seq)
         elif seq.recalls:
             self._drawn.append((seq.row, drawn))
-        return seq.output(drawn, logprobs, reason)
+        return output
 
     def _commit(self, seq: Sequence) -> None:
         """Make pages that are complete findable, and drop those that no later token sees."""

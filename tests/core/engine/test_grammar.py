@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from core.engine.engine import Engine
 from core.engine.front import Front
 from core.engine.grammar import Compiler
 from core.engine.guidance import GuidanceMatcher, open_compiler
+from core.engine.messages import Add, ToEngine
 from core.request import Request, SequenceOutput, Structured
 from tests.core.engine.grammars import FORMS
 from tests.plugins import install_hostile
@@ -336,6 +338,13 @@ def test_what_is_refused_at_the_door(bench, kind, text, message):
     with pytest.raises(RequestError, match=message) as caught:
         bench.request("x", Structured(kind, text))
     assert caught.value.param == "structured"
+
+
+def test_a_form_travels_between_processes(bench):
+    add = Add(bench.request("x", WORDS))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=ToEngine) == add
+    refusal = SequenceOutput("x", [], "error", error="no", refused=True)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(refusal), type=SequenceOutput).refused
 
 
 def test_refusals_of_llm_are_the_requests_own(tiny_llama_dir):

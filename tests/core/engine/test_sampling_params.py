@@ -131,6 +131,7 @@ def test_prompt_logprobs_are_computed_even_where_the_prompt_is_cached(generate, 
     assert out.num_cached == 0
     assert len(out.prompt_logprobs) == len(prompt) - 1
     check_logprobs(device, tiny_llama_dir, out)
+    assert len(generate(prompt, prompt_logprobs=2, max_tokens=1).prompt_logprobs) == len(prompt) - 1
     after = generate(prompt)
     assert after.num_cached >= 64
     assert after.token_ids == first.token_ids == out.token_ids

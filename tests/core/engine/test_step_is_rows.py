@@ -17,7 +17,7 @@ from core.engine.engine import Engine
 from core.engine.front import Front
 from core.engine.runner import StepFunction
 from core.model.layers import GatedMLP
-from core.request import SamplingParams
+from core.request import SamplingParams, Structured
 from tests.plugins import BARE_PLUGIN, install_hostile, install_plugin
 
 VIEWS = {"aten.alias", "aten.slice", "aten.view"}
@@ -51,21 +51,25 @@ class Watch(TorchDispatchMode):
 
 
 def trace(monkeypatch: pytest.MonkeyPatch, model: Path, **options: Any) -> Watch:
-    """Serve prompts in chunks beside each other, greedily and not, with prefix hits."""
+    """Serve prompts in chunks beside each other, greedily and not, one with a grammar, with prefix hits."""
     watch = Watch()
-    step = StepFunction.__call__
 
-    def watched(self: StepFunction, *args: Any) -> Any:
-        with watch:
-            return step(self, *args)
+    def watched(half: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with watch:
+                return half(*args)
 
-    monkeypatch.setattr(StepFunction, "__call__", watched)
+        return run
+
+    for half in ("forward", "draw"):
+        monkeypatch.setattr(StepFunction, half, watched(getattr(StepFunction, half)))
     settings = {"dtype": "float32", "fallback": "allow", "num_kv_blocks": 40, "max_num_batched_tokens": 90, **options}
     engine = Engine(EngineConfig(model=str(model), **settings), tap=watch.tap)
     front, rng = Front(engine.info(), []), random.Random(1)
     prompt = [rng.randrange(384) for _ in range(140)]
     for i, length in enumerate((140, 20, 139, 1)):
-        sampling = SamplingParams(temperature=i % 2, top_k=5, top_p=0.9, max_tokens=4)
+        structured = Structured("regex", "[a-z]{40}") if i == 3 else None
+        sampling = SamplingParams(temperature=i % 2, top_k=5, top_p=0.9, max_tokens=4, structured=structured)
         engine.add(front.request(prompt[:length], sampling, request_id=str(i)))
     outputs = []
     while engine.busy:
