@@ -31,7 +31,7 @@ from core.engine.messages import (
     ToEngine,
 )
 from core.engine.progress import loading_bar
-from core.errors import CoreError
+from core.errors import CoreError, RequestError
 from core.kv.accounts import AccountsError
 from core.request import SequenceOutput
 
@@ -87,7 +87,8 @@ class Loop:
         try:
             self._engine.add(message.request)
         except CoreError as error:
-            return SequenceOutput(message.request.request_id, [], "error", error=str(error))
+            refused = isinstance(error, RequestError)
+            return SequenceOutput(message.request.request_id, [], "error", error=str(error), refused=refused)
         return None
 
     def _beat(self) -> None:
