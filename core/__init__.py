@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.config import EngineConfig
 from core.errors import CapacityError, ConfigError, CoreError, DeviceError, PluginError, RequestError
-from core.request import SamplingParams
+from core.request import SamplingParams, Structured
 
 if TYPE_CHECKING:
     from core.engine.llm import LLM, RequestOutput
@@ -28,6 +28,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "Structured",
     "__version__",
 ]
 

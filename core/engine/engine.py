@@ -119,12 +119,15 @@ class Engine:
     def step(self, beat: Callable[[], None] | None = None) -> list[SequenceOutput]:
         """One turn. `beat` is called while waiting for the device. May return nothing while there is work.
 
-        Raises: AccountsError when nothing is left to do and not everything is back.
+        A step that fails ends the requests in it. Raises: AccountsError when nothing is left to do and not everything
+        is back; whatever a defect outside of any step raises.
         """
         refused = self._take_compiled()
         try:
             outputs = self._take_turn(beat)
-        except Exception as error:  # noqa: BLE001  the one place where a fault of any kernel is contained
+        except Exception as error:
+            if not self.scheduler.num_in_flight:
+                raise  # no step is at fault: a defect of ours, which would come again at every turn
             self._executor.drop()
             if self.profile:
                 self.profile.dropped()

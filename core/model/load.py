@@ -79,7 +79,7 @@ class Loader:
         notes = [f"{len(unused)} tensors of the model are not used, such as {unused[0]}"] if unused else []
         quantised = Counter(self._source.dtype(name) for name in used if self._source.dtype(name) not in TORCH_DTYPES)
         if quantised:
-            whole = sum(self._bytes(p) for p in params.values() if p.sources)
+            whole = sum({p.sources: self._bytes(p) for p in params.values() if p.sources}.values())
             added = (whole - self._source.size_bytes // self._shard.size) / 2**20
             kinds = " and ".join(f"{name} ({count} tensors)" for name, count in sorted(quantised.items()))
             notes.append(f"weights in {kinds} are dequantised to {self._dtype_name}, which takes {added:,.0f} MiB more")

@@ -166,3 +166,13 @@ def test_logits_that_are_no_numbers_end_their_request_only(bench: Bench) -> None
         assert errors == {spoiled: "the model's logits are not numbers"}
         assert ids == {i: [] if i == spoiled else alone for i, alone in enumerate(bench.alone)}
     assert bench.run([0])[0] == {0: bench.alone[0]}
+
+
+def test_a_defect_outside_of_any_step_is_not_swallowed(tiny_llama_dir):
+    """It would come again at every turn, and the engine would turn for ever."""
+    engine = Engine(EngineConfig(model=str(tiny_llama_dir), device="cpu"))
+    engine.add(Front(engine.info(), []).request([5], SamplingParams(max_tokens=2), request_id="a"))
+    engine.scheduler.schedule = lambda: 1 / 0  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.close()

@@ -15,8 +15,8 @@ from tests.plugins import BARE_PLUGIN, install_hostile, install_plugin
 
 EXACT = 1e-4
 INT8 = 0.12  # tiny random weights, logits of about 1: what symmetric INT8 keys and values cost at most
-TEXT = [random.Random(0).randrange(3, 384) for _ in range(150)]
-OTHERS = [[random.Random(i).randrange(3, 384) for _ in range(5 + 7 * i)] for i in range(1, 9)]
+TEXT = random.Random(0).choices(range(3, 384), k=150)
+OTHERS = [random.Random(i).choices(range(3, 384), k=5 + 7 * i) for i in range(1, 9)]
 
 
 @pytest.fixture(params=["cpu", "bare", "hostile"])

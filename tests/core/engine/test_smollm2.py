@@ -83,7 +83,7 @@ def test_bfloat16_departs_only_at_near_ties(wanted):
 
 def test_what_dequantising_costs_is_said(llm):
     assert llm.plan.notes == (
-        "weights in Q4_1 (210 tensors) and Q8_0 (1 tensors) are dequantised to float32, which takes 475 MiB more",
+        "weights in Q4_1 (210 tensors) and Q8_0 (1 tensors) are dequantised to float32, which takes 421 MiB more",
     )
 
 
