@@ -15,15 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from core.kernels.reference.kv import Planes
-from devices.cpu.machine import instruction_sets
 from devices.cpu.plan import Block, Group, Plan
 
 SCORE_BYTES = 16 * 2**20
 """Float32 scores at a time, where torch's attention will not do (softcap, lse)."""
-
-# Without AMX torch's bf16 attention multiplies slower than its float32 one: by half at 2,048 queries, on a Zen 4.
-_WIDE_BLOCKS = "amx_bf16" not in instruction_sets()
-_WIDE_QUERIES = 256  # from which on attention is enough of a step for converting keys and values to pay
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -85,8 +80,6 @@ def _attend_block(q: torch.Tensor, planes: Planes, block: Block, attend: Callabl
         o, lse = attend(q.view(num_kv_heads, 1, -1, size), k, v, None, False)
         return o.reshape(q.shape), None if lse is None else lse.reshape(1, num_heads)
     x = q.view(num_queries, num_kv_heads, -1, size).permute(1, 2, 0, 3)
-    if _WIDE_BLOCKS and num_queries >= _WIDE_QUERIES:
-        x, k, v = x.float(), k.float(), v.float()
     o, lse = attend(x, k, v, block.mask_QL, block.causal)
     return o.permute(2, 0, 1, 3).reshape(q.shape), None if lse is None else lse.flatten(0, 1).T
 

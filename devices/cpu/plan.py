@@ -16,6 +16,9 @@ import torch
 QUERY_BLOCK = 256
 """Queries in a block: half of the work of a causal mask over 2048 keys is saved, and calls are still few."""
 
+CAUSAL_WHOLE = 1024
+"""A prompt of so many tokens, all in one step, is one block: torch's own causal kernel then beats blocks with masks."""
+
 WASTED_KEYS = 256
 """Keys read in vain by a group: about what another call costs."""
 
@@ -104,8 +107,10 @@ def _cut(
     table: torch.Tensor, token: int, query_len: int, kv_len: int, page_tokens: int, window: int | None
 ) -> Iterator[Block]:
     """Blocks of one sequence's queries, the first of which is `token`."""
-    for begin in range(0, query_len, QUERY_BLOCK):
-        size = min(QUERY_BLOCK, query_len - begin)
+    whole = window is None and query_len == kv_len >= CAUSAL_WHOLE
+    step = query_len if whole else QUERY_BLOCK
+    for begin in range(0, query_len, step):
+        size = min(step, query_len - begin)
         position = kv_len - query_len + begin
         last = position + size
         first = 0 if window is None else max(0, position - window + 1)

@@ -172,7 +172,7 @@ def test_a_defect_outside_of_any_step_is_not_swallowed(tiny_llama_dir):
     """It would come again at every turn, and the engine would turn for ever."""
     engine = Engine(EngineConfig(model=str(tiny_llama_dir), device="cpu"))
     engine.add(Front(engine.info(), []).request([5], SamplingParams(max_tokens=2), request_id="a"))
-    engine.scheduler.schedule = lambda: 1 / 0  # type: ignore[method-assign]
+    engine._schedule = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ZeroDivisionError):
         engine.step()
     engine.close()

@@ -178,3 +178,13 @@ def test_generic_copies_work_on_this_layout():
         assert target[:, 1].equal(source[:, 3])
         assert target[:, 4].equal(source[:, 1])
         assert target[:, [0, 2, 3]].eq(0).all()
+
+
+def test_a_prompt_in_one_block(monkeypatch):
+    """What long prompts take, on short ones: beside a chunk that cannot, and with a window that must not."""
+    monkeypatch.setattr(plan, "CAUSAL_WHOLE", 20)
+    batch = native_batch([40, 30, 1, 20], [40, 50, 9, 20], page=16)
+    made = plan.attn_plan(*batch.plan_inputs(), num_tokens=batch.num_tokens, page_tokens=16)
+    assert [block.causal for block in made.blocks if block.tokens.stop - block.tokens.start > 1] == [True, False, True]
+    check(batch)
+    check(batch, window=7)
