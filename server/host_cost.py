@@ -13,12 +13,34 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from core.plugin import Device, DeviceFacts, Memory, ShapePolicy
+
 if TYPE_CHECKING:
+    import torch
+
     from core.engine.pack import Packer
     from core.engine.rows import Rows
     from core.engine.step import StepPlan
 
 T = TypeVar("T")
+
+
+class HostDevice(Device):
+    """Host memory; nothing runs on it."""
+
+    def probe(self) -> DeviceFacts:
+        return DeviceFacts("host", "cpu", "", 1, 0, ("float32",))
+
+    def open(self, index: int) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    def memory(self) -> Memory:
+        return Memory(0, 0)
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
 
 
 def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, list[float]]:
@@ -32,23 +54,7 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     from core.engine.step import StepOutput
     from core.kv.cache import KVCache
     from core.kv.groups import KVGroup
-    from core.plugin import Device, DeviceFacts, Memory, ShapePolicy
     from core.request import Request
-
-    class HostDevice(Device):
-        """Host memory; nothing runs on it."""
-
-        def probe(self) -> DeviceFacts:
-            return DeviceFacts("host", "cpu", "", 1, 0, ("float32",))
-
-        def open(self, index: int) -> torch.device:
-            return torch.device("cpu")
-
-        def memory(self) -> Memory:
-            return Memory(0, 0)
-
-        def synchronize(self) -> None:
-            """Nothing is ever under way."""
 
     page, length = 16, context + num_steps + 64
     blocks = -(-length // page)
@@ -92,8 +98,7 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     for _ in range(num_steps):
         plan = timed("schedule", scheduler.schedule)
         timed("pack", partial(_pack, rows, packer, plan))
-        drawn = StepOutput([1] * sum(plan.samples))
-        outputs = timed("update", partial(scheduler.update, drawn))
+        outputs = timed("update", partial(scheduler.update, StepOutput([1] * sum(plan.samples))))
         timed("encode", partial(msgspec.msgpack.encode, Outputs(outputs)))
     steady = {name: values[num_steps // 10 :] for name, values in costs.items()}  # without the prompts' steps
     steady["sum"] = [sum(parts) for parts in zip(*steady.values(), strict=True)]
