@@ -214,7 +214,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one step added to one request.
 
     finish_reason   None while running; else "stop", "length", "abort" or "error"
