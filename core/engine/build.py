@@ -129,9 +129,9 @@ def _open(
 def _plan(
     config: EngineConfig, facts: DeviceFacts, model: ModelConfig, implementations: list[Any], tap: Tap | None
 ) -> tuple[Plan, KernelSet]:
-    def kernels_for(dtype: str, page: int | None) -> KernelSet:
+    def kernels_for(**more: Any) -> KernelSet:
         sizes = {g.head_size for g in model.kv_groups}
-        need = Need(dtype=dtype, head_size=max(sizes), page_tokens=page, batch_invariant=config.batch_invariant)
+        need = Need(head_size=max(sizes), batch_invariant=config.batch_invariant, **more)
         return KernelSet(implementations, config.kernels, need, tap)
 
     # Page sizes follow from what the KV kernels take, and are part of what they must take: ask them first.
@@ -141,10 +141,11 @@ def _plan(
         facts,
         model_dtype=model.dtype,
         model_max_len=model.max_len,
-        page_sizes=kernels_for(dtype, config.block_size).kv_page_sizes(),
+        page_sizes=kernels_for(dtype=dtype, page_tokens=config.block_size).kv_page_sizes(),
         split=model.split,
     )
-    return plan, kernels_for(plan.dtype, plan.page_tokens)
+    limits = {"max_seqs": plan.max_num_seqs, "max_tokens": plan.max_num_batched_tokens}
+    return plan, kernels_for(dtype=plan.dtype, page_tokens=plan.page_tokens, **limits)
 
 
 def _layout(kernels: KernelSet, group: KVGroup, b: Builder) -> Any:

@@ -227,9 +227,10 @@ class _Batch:
 
     @property
     def top_k_max(self) -> int:
-        """Bound on top_k of the rows that limit their choice; FULL_SORT where one limits it by top_p alone."""
-        top_k = self._of.top_k[self.logit_rows]
-        by_p_alone = (self._of.top_p[self.logit_rows] < 1) & (top_k == 0)
+        """Bound on top_k of the rows that draw among several; FULL_SORT where one limits them by top_p alone."""
+        rows = self.logit_rows[self._of.temperature[self.logit_rows] > 0]
+        top_k = self._of.top_k[rows]
+        by_p_alone = (self._of.top_p[rows] < 1) & (top_k == 0)
         if by_p_alone.any():
             return FULL_SORT
         return 1 << max(0, int(top_k.max(initial=1)) - 1).bit_length()

@@ -43,6 +43,7 @@ class Flight:
     """A step that was launched: what it draws, and log-probabilities where asked for, on the host."""
 
     ids: torch.Tensor
+    num_ids: int
     arrived: list[Event]
     reported: Reported | None
     wanted: list[int]  # per sampling item: how many likeliest tokens to report; -1: no report
@@ -53,13 +54,12 @@ class Flight:
         """Wait for the step and read what it drew."""
         for event in self.arrived:
             event.synchronize()
-        num = len(self.wanted)
-        ids = self.ids[:num].tolist()
+        ids = self.ids[: self.num_ids].tolist()
         if self.reported is None:
             return StepOutput(ids)
         rows = [list(column) for column in zip(*(column.tolist() for column in self.reported), strict=True)]
         logprobs = [_report(row, k) if k >= 0 else None for row, k in zip(rows, self.wanted, strict=False)]
-        prompts, start = [], num
+        prompts, start = [], self.num_ids
         for size, k in self.scored:
             prompts.append([_report(row, k) for row in rows[start : start + size]])
             start += size
@@ -82,7 +82,7 @@ class StepFunction:
     def __init__(
         self, model: Model, kernels: KernelSet, groups: tuple[KVGroup, ...], plan: Plan, process_group: Any
     ) -> None:
-        need = Need(dtype=plan.dtype, max_seqs=plan.max_num_seqs)
+        need = Need(dtype=plan.dtype)
         self._model = model
         rows = ("take_ids", "put_ids", "sample", "add_bias", "penalize", "apply_mask", "min_p", "logprobs_topk")
         self._kernels = {row: kernels.bind(row, need) for row in rows}
@@ -214,11 +214,14 @@ class Runner:
         self._turn = (self._turn + 1) % len(self._ids)
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
         on_device = self._step.report(x, logits_LV, self._last_ids)
-        reported = None
+        reported: Reported | None = None
+        wanted: list[int] = []
+        scored: list[tuple[int, int]] = []
         if on_device is not None:
+            wanted, scored = self._wishes(plan)
             reported = Reported(*(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device))
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
-        return Flight(host, arrived, reported, *self._wishes(plan))
+        return Flight(host, sum(plan.samples), arrived, reported, wanted, scored)
 
     def _masked_step(self, plan: StepPlan, x: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch the forward, wait for the masks that are being filled meanwhile, then draw: ids_L, logits_LV.

@@ -30,7 +30,7 @@ class KernelSet:
     """The kernels of one model on one device.
 
     overrides   row -> provider or "reference", as asked for by the user
-    kv_need     what the KV bundle must take; where it is batch-invariant, every kernel must be
+    kv_need     what the KV bundle must take; batch invariance and the limits of a step hold for every kernel
     tap         wraps each bound kernel, by row name: for tracing, profiling and fault injection
     """
 
@@ -49,14 +49,20 @@ class KernelSet:
         self._overrides = dict(overrides)
         self._tap = tap
         self._uses: Counter[tuple[str, str, str]] = Counter()
-        self._batch_invariant = kv_need.batch_invariant
+        self._kv_need = kv_need
         self._check_overrides()
         self._check_bundles()
         self._kv_provider, self._kv_reason = self._choose_kv(kv_need)
 
     def bind(self, name: str, need: Need | None = None, **fixed: Any) -> Kernel:
         """The kernel for one place in the model; `fixed` are the arguments that stay the same there."""
-        need = replace(need or Need(), batch_invariant=self._batch_invariant)
+        step = self._kv_need
+        need = replace(
+            need or Need(),
+            batch_invariant=step.batch_invariant,
+            max_seqs=step.max_seqs,
+            max_tokens=step.max_tokens,
+        )
         kernel = self._resolve(name, need, count=True)
         bound = partial(kernel, **fixed) if fixed else kernel
         return self._tap(name, bound) if self._tap else bound

@@ -90,9 +90,10 @@ class Twin:
         drawing = [self.new[row] for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
         greedy = all(new.request.temperature == 0 for new in drawing)
         top_k_max = 1
-        while top_k_max < max([1, *(new.request.top_k for new in drawing)]):
+        among = [new for new in drawing if new.request.temperature > 0]
+        while top_k_max < max([1, *(new.request.top_k for new in among)]):
             top_k_max *= 2
-        if any(new.request.top_p < 1 and new.request.top_k <= 0 for new in drawing):
+        if any(new.request.top_p < 1 and new.request.top_k <= 0 for new in among):
             top_k_max = 0
         return ShapeKey(
             bucket(sum(plan.counts), shapes.tokens),
@@ -262,6 +263,7 @@ def pack(new: list[NewSequence], samples: list[bool], shapes: ShapePolicy = BUCK
         ([{"temperature": 1.0, "top_k": 9, "top_p": 0.5}], False, 16),
         ([{"temperature": 1.0, "top_k": 9}, {"temperature": 1.0, "top_p": 0.5}], False, 0),
         ([{"temperature": 1.0, "top_k": -1, "top_p": 0.5}], False, 0),
+        ([{"temperature": 1.0, "top_k": 5}, {"top_p": 0.5}, {"top_k": 40}], False, 8),
     ],
 )
 def test_greedy_and_top_k_max(params: list[dict[str, Any]], greedy: bool, top_k_max: int) -> None:

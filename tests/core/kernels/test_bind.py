@@ -61,6 +61,18 @@ def test_every_refusal_is_kept() -> None:
     assert bind([], "linear")[1:3] == ("reference", "no implementation")
 
 
+def test_the_limits_of_a_step_hold_for_every_kernel() -> None:
+    """Layers do not say them: a kernel that claims fewer tokens than a step may have is not bound."""
+    some = [native("linear", "one", max_tokens=1024), native("rope", "one", max_seqs=8)]
+    kernels = KernelSet(some, {}, Need(dtype="float32", max_tokens=2048, max_seqs=8))
+    kernels.bind("linear", Need(dtype="float32", n=8))
+    kernels.bind("rope", Need(dtype="float32"))
+    assert [b[:3] for b in kernels.bindings()] == [
+        ("linear", "reference", "one: tokens 2048 is over 1024"),
+        ("rope", "one", "native"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("support", "need", "refusal"),
     [
