@@ -103,9 +103,13 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
         timed("pack", partial(_pack, rows, packer, plan))
         outputs = timed("update", partial(scheduler.update, StepOutput([1] * sum(plan.samples))))
         timed("encode", partial(msgspec.msgpack.encode, Outputs(outputs)))
-    steady = {name: values[num_steps // 10 :] for name, values in costs.items()}  # without the prompts' steps
-    steady["sum"] = [sum(parts) for parts in zip(*steady.values(), strict=True)]
-    return steady
+    return _steady(costs, num_steps)
+
+
+def _steady(costs: dict[str, list[float]], num_steps: int) -> dict[str, list[float]]:
+    """Without the steps in which prompts are computed; and each step's sum."""
+    steady = {name: values[num_steps // 10 :] for name, values in costs.items()}
+    return {**steady, "sum": [sum(parts) for parts in zip(*steady.values(), strict=True)]}
 
 
 def _pack(rows: Rows, packer: Packer, plan: StepPlan) -> None:
