@@ -34,14 +34,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.partition("/")[0] for name in names}
-    assert {name for name in top if not name.endswith(".dist-info")} == {"core", "devices", "models", "server"}
+    assert {name for name in top if not name.endswith(".dist-info")} == {
+        "conformance",
+        "core",
+        "devices",
+        "models",
+        "server",
+    }
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
 
 def test_every_python_file_of_the_tree_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tree = {
-        str(p.relative_to(ROOT)) for top in ("core", "devices", "models", "server") for p in (ROOT / top).rglob("*.py")
+        str(p.relative_to(ROOT))
+        for top in ("conformance", "core", "devices", "models", "server")
+        for p in (ROOT / top).rglob("*.py")
     }
     assert tree <= names
 

@@ -1,0 +1,183 @@
+"""The device under examination: opened once, with its kernels; and a bench to lay out one case on it.
+
+Every tensor handed to a kernel lies between canaries. What a row says it neither mutates nor overwrites must be
+unchanged afterwards (check E).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.case import Finding
+from conformance.judge import same_bits
+from core.errors import ConfigError, PluginError
+from core.kernels.bind import REFERENCE, KernelSet
+from core.kernels.dtypes import TORCH_DTYPES
+from core.kernels.reference.kv import KVLayout, Planes
+from core.kernels.row import Implementation, Kernel
+from core.kernels.table import KV_BUNDLE, TABLE
+from core.plugin import loader
+from core.plugin.device import Device
+from core.plugin.facts import DeviceFacts, Memory, Need
+
+MARGIN_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device with its kernels."""
+
+    device: Device
+    where: torch.device
+    facts: DeviceFacts
+    implementations: tuple[Implementation, ...]
+
+    def providers(self, row: str) -> list[str]:
+        """Who supplies a row, best first; of the KV bundle, who supplies the layout. The reference, if nobody does."""
+        named = "kv_layout" if TABLE[row].bundle == "kv" else row
+        found = dict.fromkeys(i.provider for i in self.implementations if i.row == named)
+        return list(found) or [REFERENCE]
+
+    def kernels(self, row: str, provider: str, need: Need) -> KernelSet:
+        """Kernels with this provider's for `row`. Raises: ConfigError when it refuses the need, with the reason."""
+        rows = KV_BUNDLE if TABLE[row].bundle == "kv" else (row,)
+        has = {i.row for i in self.implementations if i.provider == provider}
+        overrides = {name: provider for name in rows if provider == REFERENCE or name in has}
+        return KernelSet(self.implementations, overrides, need)
+
+    def refusal(self, row: str, provider: str, need: Need) -> str | None:
+        """Why a case with this need is not supported; None when it is. Known before anything runs."""
+        if need.dtype is not None and need.dtype not in self.facts.dtypes:
+            return f"dtype {need.dtype} is not among {', '.join(self.facts.dtypes)}"
+        try:
+            self.kernels(row, provider, need).bind(row, need)
+        except (ConfigError, PluginError) as error:
+            return str(error)
+        return None
+
+
+def open_target(name: str, index: int = 0) -> Target:
+    """Open the device that `--device` means. Raises: ConfigError, PluginError, DeviceError."""
+    candidate = loader.choose(loader.discover(), name)
+    assert isinstance(candidate.facts, DeviceFacts)
+    assert candidate.device is not None
+    where = candidate.device.open(index)
+    return Target(candidate.device, where, candidate.facts, tuple(candidate.kernels()))
+
+
+class Host(Device):
+    """Plain host memory: where our own eager kernels run, and wrong kernels to try the checks on."""
+
+    def probe(self) -> DeviceFacts:
+        dtypes = ("float32", "bfloat16", "float16")
+        return DeviceFacts("host", "cpu", "", 1, 0, dtypes, host_memory=True, accelerator=False, implicit=False)
+
+    def open(self, index: int) -> torch.device:
+        return torch.device("cpu")
+
+    def memory(self) -> Memory:
+        return Memory(0, 0)
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
+
+
+def host_target(*implementations: Implementation) -> Target:
+    """The host with these kernels; without any, with the references: our own eager kernels."""
+    device = Host()
+    return Target(device, device.open(0), device.probe(), implementations)
+
+
+@dataclass
+class _Guarded:
+    """A tensor in the middle of a larger one."""
+
+    name: str
+    whole: torch.Tensor
+    inner: torch.Tensor
+    before: torch.Tensor  # what was written, on the host
+
+
+class Bench:
+    """One case laid out on a target: binds kernels, holds tensors, and looks after their memory."""
+
+    def __init__(self, target: Target, row: str, provider: str, need: Need) -> None:
+        self._target = target
+        self._need = need
+        self._row = row
+        self._kernels = target.kernels(row, provider, need)
+        self._guarded: dict[str, _Guarded] = {}
+
+    def bind(self, row: str, **fixed: Any) -> Kernel:
+        return self._kernels.bind(row, self._need, **fixed)
+
+    @property
+    def provider(self) -> str:
+        """Whose kernel the binder recorded for the row of the case."""
+        return next((b.provider for b in self._kernels.bindings() if b.row == self._row), "")
+
+    def put(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """A copy on the device, between canaries. The same name, shape and dtype get the same memory again."""
+        known = self._guarded.get(name)
+        if known is None or known.inner.shape != x.shape or known.inner.dtype != x.dtype:
+            margin = MARGIN_BYTES // x.element_size()
+            whole = self._fill(torch.full((x.numel() + 2 * margin,), _canary(x.dtype), dtype=x.dtype))
+            inner = whole[margin : margin + x.numel()].view(x.shape)
+            known = self._guarded[name] = _Guarded(name, whole, inner, x)
+        known.before = x.clone()
+        event = self._target.device.h2d(known.inner, x.contiguous())
+        event.wait()
+        event.synchronize()
+        return known.inner
+
+    def planes(self, layout: KVLayout, num_pages: int) -> Planes:
+        """A layer's pool, full of NaN, or of the largest integers."""
+        made = []
+        for plane, shape in zip(layout.planes, layout.shapes(num_pages), strict=True):
+            dtype = TORCH_DTYPES[plane.dtype]
+            made.append(self._fill(torch.full(shape, _poison(dtype), dtype=dtype)))
+        return tuple(made)
+
+    def _fill(self, host: torch.Tensor) -> torch.Tensor:
+        there = self._target.device.empty(tuple(host.shape), host.dtype, self._target.where)
+        event = self._target.device.h2d(there, host)
+        event.wait()
+        event.synchronize()
+        return there
+
+    def get(self, x: torch.Tensor) -> torch.Tensor:
+        """A result on the host, as it is once all launched work is done."""
+        self._target.device.synchronize()
+        host = self._target.device.host_empty(tuple(x.shape), x.dtype)
+        self._target.device.d2h(host, x).synchronize()
+        return host
+
+    def check_memory(self, may_change: Sequence[str] = ()) -> list[Finding]:
+        """Check E: canaries stand, and inputs not in `may_change` are as they were."""
+        found = []
+        for g in self._guarded.values():
+            margin = MARGIN_BYTES // g.inner.element_size()
+            whole = self.get(g.whole)
+            edges = torch.cat((whole[:margin], whole[len(whole) - margin :]))
+            canary = torch.full_like(edges, _canary(edges.dtype))
+            found.append(same_bits(f"memory around {g.name}", canary, edges, "E"))
+            if g.name not in may_change:
+                inner = whole[margin : margin + math.prod(g.inner.shape)].view(g.inner.shape)
+                found.append(same_bits(f"input {g.name}", g.before, inner, "E"))
+        return found
+
+
+def _canary(dtype: torch.dtype) -> float:
+    """Large, so that a sum with it shows; finite, so that a product with 0 stays as it is."""
+    if dtype.is_floating_point:
+        return torch.finfo(dtype).max / 4
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def _poison(dtype: torch.dtype) -> float:
+    return float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
