@@ -13,7 +13,7 @@ from dataclasses import replace
 from conformance.case import Case, Finding, Result
 from conformance.draw import Draw, case_seed
 from conformance.judge import judge, same_bits
-from conformance.row_exam import Inputs, RowExam, Outputs
+from conformance.row_exam import Inputs, Outputs, RowExam
 from conformance.target import Bench, Target, host_target
 from core.kernels.bind import REFERENCE
 

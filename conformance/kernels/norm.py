@@ -10,8 +10,8 @@ from conformance.bounds import ROUNDOFF, W, eta
 from conformance.case import Case
 from conformance.draw import Draw, exact, stored
 from conformance.judge import Expected
-from conformance.row_exam import Inputs, RowExam, Outputs
 from conformance.oracle import norm
+from conformance.row_exam import Inputs, Outputs, RowExam
 from conformance.target import Bench
 from core.plugin.facts import DTYPES, Need, Support
 

@@ -7,6 +7,7 @@ says that it is over, as configured.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
@@ -63,7 +64,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._last_word_s = 0.0
         self._why_down: str | None = "the engine is loading the model"
-        self._stopping = False
+        self._down = asyncio.Event()  # set with `_why_down`, once an engine was there
         self._info: ReadyInfo | None = None
         self.last_beat = Beat(0, 0, 0.0)
         self.failed = asyncio.Event()
@@ -119,10 +120,11 @@ class EngineClient:
         finally:
             self._streams.pop(request.request_id, None)
             if not ended and not self._why_down:
-                await self._send(Abort(request.request_id))
+                with contextlib.suppress(DeviceError):  # it ended meanwhile
+                    await self._send(Abort(request.request_id))
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its iteration gets an output with finish reason "abort"."""
+        """End a request; its iteration gets an output with finish reason "abort". Raises: DeviceError as `add`."""
         if request_id in self._streams and not self._why_down:
             await self._send(Abort(request_id))
 
@@ -141,32 +143,44 @@ class EngineClient:
 
     async def stop(self) -> None:
         """End the engine process and free everything."""
-        self._stopping = True
-        self._why_down = self._why_down or "the engine is being stopped"
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._process is not None and self._process.returncode is None:
-            await self._send(Stop())
-            await self._end_process()
-        self._fail_streams("the engine was stopped")
+        self._fail(self._why_down or "the engine is being stopped")
+        await self._end_process()
         self._context.destroy(linger=0)
         self._folder.cleanup()
 
     async def _end_process(self) -> None:
-        assert self._process is not None
+        """Tell the process to stop, if there is one, and see that it does."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        # Nobody may be there to take the message.
+        stopping = self._requests.send(msgspec.msgpack.encode(Stop()))
         try:
             await asyncio.wait_for(self._process.wait(), STOP_S)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        stopping.cancel()
 
     def _check_running(self) -> None:
         if self._why_down:
             raise DeviceError(f"the engine is not running: {self._why_down}")
 
     async def _send(self, message: ToEngine) -> None:
-        await self._requests.send(msgspec.msgpack.encode(message))
+        """Raises: DeviceError when the engine ends before it took the message."""
+        sending = self._requests.send(msgspec.msgpack.encode(message))
+        if not sending.done():  # the pipe is full, or nobody is at its other end any more
+            down = asyncio.ensure_future(self._down.wait())
+            try:
+                await asyncio.wait((sending, down), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                down.cancel()
+            if self._why_down:
+                sending.cancel()
+                self._check_running()
+        await sending
 
     async def _launch(self) -> None:
         """Start the process on fresh pipes and wait for its first word."""
@@ -177,15 +191,21 @@ class EngineClient:
         self._replies: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._requests.bind(start.requests)
         self._replies.bind(start.replies)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "core.engine.process", stdin=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(start) + b"\n")
-        await self._process.stdin.drain()
+        self._process = await self._start_process(start)
         self._info = await self._first_word()
         self._last_word_s = self._clock.now_s()
         self._why_down = None
+        self._down.clear()
+
+    async def _start_process(self, start: Start) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "core.engine.process", stdin=asyncio.subprocess.PIPE
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has ended already, which shows when it is waited for
+            process.stdin.write(msgspec.json.encode(start) + b"\n")
+            await process.stdin.drain()
+        return process
 
     async def _first_word(self) -> ReadyInfo:
         assert self._process is not None
@@ -199,7 +219,7 @@ class EngineClient:
             word.cancel()
             raise DeviceError(f"the engine process ended with code {ended.result()} while loading")
         ended.cancel()
-        message = self._decoder.decode(word.result())
+        message = self._understand(word.result())
         if isinstance(message, Ready):
             return message.info
         assert isinstance(message, Failed), message
@@ -216,12 +236,11 @@ class EngineClient:
     async def _watch(self) -> None:
         """Serve one process after another, until one fails for good."""
         while True:
-            reason = await self._serve_until_end()
-            self._why_down = reason
-            self._fail_streams(reason)
+            self._fail(await self._serve_until_end())
             if self._on_failure == "exit":
                 self.failed.set()
                 return
+            await self._end_process()
             self._requests.close(linger=0)
             self._replies.close(linger=0)
             try:
@@ -239,9 +258,7 @@ class EngineClient:
         try:
             done, _ = await asyncio.wait({ended, listening}, return_when=asyncio.FIRST_COMPLETED)
             if listening in done:
-                reason = listening.result()
-                await self._end_process()
-                return reason
+                return listening.result()
             return f"the engine process ended with code {ended.result()}"
         finally:
             for future in (ended, listening):
@@ -249,9 +266,12 @@ class EngineClient:
             await asyncio.gather(ended, listening, return_exceptions=True)
 
     async def _listen(self) -> str:
-        """Hand out replies until the engine says that it cannot go on."""
+        """Hand out replies until the engine says that it cannot go on, or cannot be understood; returns which."""
         while True:
-            message = self._decoder.decode(await self._replies.recv())
+            try:
+                message = self._understand(await self._replies.recv())
+            except DeviceError as error:
+                return str(error)
             self._last_word_s = self._clock.now_s()
             if isinstance(message, Outputs):
                 for output in message.outputs:
@@ -267,7 +287,17 @@ class EngineClient:
             elif isinstance(message, Failed):
                 return message.message
 
-    def _fail_streams(self, reason: str) -> None:
+    def _understand(self, raw: bytes) -> FromEngine:
+        """Raises: DeviceError for what is no message: whose output it was is not known, so nobody may wait for it."""
+        try:
+            return self._decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            raise DeviceError(f"a message of the engine cannot be understood ({error}): start it again") from error
+
+    def _fail(self, reason: str) -> None:
+        """Tell everyone who waits for the engine that it is down."""
+        self._why_down = reason
+        self._down.set()
         for request_id, queue in self._streams.items():
             queue.put_nowait(SequenceOutput(request_id, [], "error", error=reason))
         for answer in self._inspections.values():

@@ -18,7 +18,8 @@ from core.engine.grammar import Compiler, Grammars, fill_masks
 from core.engine.profile import DEVICE, Profile
 from core.engine.scheduler import Scheduler
 from core.engine.snapshot import Snapshot, take_snapshot
-from core.errors import CoreError, RequestError
+from core.engine.step import StepOutput, StepPlan
+from core.errors import CoreError, DeviceError, RequestError
 from core.kernels.bind import Tap
 from core.kv.cache import KVCache
 from core.kv.events import KVEvents, Publisher
@@ -60,6 +61,7 @@ class Engine:
         self._grammars = Grammars(lambda: _open_compiler(config.model, vocab_size))
         if self._publisher:
             self.cache.events = KVEvents(plan.page_tokens)
+        self._over: str | None = None  # why there can be no further step
         self._instrument()
 
     def _instrument(self) -> None:
@@ -119,23 +121,20 @@ class Engine:
     def step(self, beat: Callable[[], None] | None = None) -> list[SequenceOutput]:
         """One turn. `beat` is called while waiting for the device. May return nothing while there is work.
 
-        A step that fails ends the requests in it. Raises: AccountsError when nothing is left to do and not everything
-        is back; whatever a defect outside of any step raises.
+        A step that fails ends the requests in it. After any other failure there is no further step.
+
+        Raises: AccountsError when nothing is left to do and not everything is back; DeviceError when a step failed that
+        other ranks took part in, or when there is no further step; whatever a defect outside of any step raises.
         """
-        refused = self._take_compiled()
+        if self._over:
+            raise DeviceError(f"the engine cannot go on: {self._over}; open a new one")
         try:
-            outputs = self._take_turn(beat)
+            outputs = self._take_compiled() + self._take_turn(beat)
+            self._after_change()
         except Exception as error:
-            if not self.scheduler.num_in_flight:
-                raise  # no step is at fault: a defect of ours, which would come again at every turn
-            self._executor.drop()
-            if self.profile:
-                self.profile.dropped()
-            message = str(error) if isinstance(error, CoreError) else f"{type(error).__name__}: {error}"
-            _log.exception("a step failed; the requests in it end with an error")
-            outputs = self.scheduler.fail(f"a step failed: {message}")
-        self._after_change()
-        return refused + outputs
+            self._over = _described(error)
+            raise
+        return outputs
 
     def _take_compiled(self) -> list[SequenceOutput]:
         """Queue the requests whose grammars are compiled; refuse those whose grammars cannot be."""
@@ -149,18 +148,34 @@ class Engine:
         return refused
 
     def _turn(self, beat: Callable[[], None] | None) -> list[SequenceOutput]:
-        scheduler = self.scheduler
         plan = self._schedule()
+        try:
+            output = self._run(plan, beat)
+        except Exception as error:
+            _log.exception("a step failed; the requests in it end with an error")
+            return self._give_up(error)
+        return [] if output is None else self._update(output)
+
+    def _run(self, plan: StepPlan, beat: Callable[[], None] | None) -> StepOutput | None:
+        """Submit a plan, if it is not empty; what the oldest step drew, once enough are in flight."""
+        scheduler = self.scheduler
         if plan.rows:
             self._executor.submit(plan)
             if plan.masked:
                 self._executor.send_masks(fill_masks(scheduler.matchers, self.vocab_size))
             if scheduler.num_in_flight <= self.plan.pipeline_depth:
-                return []
+                return None
         if not scheduler.num_in_flight:
             self._grammars.wait(GRAMMAR_WAIT_S)
-            return []
-        return self._update(self._collect(beat))
+            return None
+        return self._collect(beat)
+
+    def _give_up(self, error: Exception) -> list[SequenceOutput]:
+        """End what is in flight, after a step failed."""
+        self._executor.drop()
+        if self.profile:
+            self.profile.dropped()
+        return self.scheduler.fail(f"a step failed: {_described(error)}")
 
     def _after_change(self) -> None:
         """Tell who listens what changed; check the accounts when nothing is left to do."""
@@ -182,6 +197,10 @@ class Engine:
         self._grammars.close()
         with self._opened, contextlib.suppress(CoreError):
             self._executor.close()
+
+
+def _described(error: Exception) -> str:
+    return str(error) if isinstance(error, CoreError) else f"{type(error).__name__}: {error}"
 
 
 def _open_compiler(model: str, vocab_size: int) -> Compiler:

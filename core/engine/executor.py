@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.config import EngineConfig
 from core.engine.ranks import OtherRanks
 from core.engine.step import StepOutput, StepPlan
+from core.errors import DeviceError
 from core.kv.groups import KVGroup
 from core.plan import Plan
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from core.engine.runner import Flight, Runner
     from core.kernels.bind import Tap
     from core.model.load import Progress
+
+
+BEAT_S = 0.25  # between looks at the other ranks, while a step runs
 
 
 class Loaded(NamedTuple):
@@ -65,7 +69,7 @@ class Executor:
         return self.launch(plan)
 
     def send_masks(self, words: bytes) -> None:
-        """Give the step submitted last the masks it waits for (`StepPlan.masked`); none: drop it."""
+        """Give the step submitted last the masks it waits for (`StepPlan.masked`)."""
         awaited, self._awaited = self._awaited, None
         assert awaited is not None
         awaited.set_result(words)
@@ -74,16 +78,12 @@ class Executor:
 
     def collect(self, beat: Callable[[], None] | None = None) -> StepOutput:
         """Wait for the oldest step. `beat` is called a few times a second meanwhile. Raises what the step raised."""
-        launched = self._flights.popleft()
-        while True:
-            try:
-                return launched.result(timeout=0.25).output()
-            except TimeoutError:
-                if launched.done():
-                    raise
+        launched = self._flights[0]
+        while not wait([launched], BEAT_S).done:
             self.check()
             if beat:
                 beat()
+        return self._flights.popleft().result().output()
 
     def check(self) -> None:
         """Raises: DeviceError when another rank is gone."""
@@ -91,15 +91,31 @@ class Executor:
             self._others.check()
 
     def drop(self) -> None:
-        """Wait for the steps in flight and forget them."""
+        """Wait for the steps in flight and forget them, after one of them failed.
+
+        Raises: DeviceError where there are other ranks, which are ended: they are in the middle of these steps, and
+        would take what rank 0 sends next for a part of them.
+        """
+        if self._others is None:
+            self._forget()
+            return
+        try:
+            self.check()
+            raise DeviceError("ranks cannot leave a step that failed: restart the engine")
+        finally:
+            self._others.kill()
+            self._forget()
+
+    def _forget(self) -> None:
         if self._awaited:
-            self.send_masks(b"")
+            self._awaited.set_result(b"")
+            self._awaited = None
         while self._flights:
             self._flights.popleft().exception()
 
     def close(self) -> None:
         """Stop. Steps in flight are finished first."""
-        self.drop()
+        self._forget()
         if self._others:
             self._thread.submit(self._others.close).result()
         self._thread.shutdown()

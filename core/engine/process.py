@@ -31,7 +31,7 @@ from core.engine.messages import (
     ToEngine,
 )
 from core.engine.progress import loading_bar
-from core.errors import CoreError, RequestError
+from core.errors import CoreError, DeviceError, RequestError
 from core.kv.accounts import AccountsError
 from core.request import SequenceOutput
 
@@ -70,7 +70,7 @@ class Loop:
         wait_ms = 0 if self._engine.busy else int(BEAT_S * 1000)
         while self._requests.poll(wait_ms):
             wait_ms = 0
-            message = self._decoder.decode(self._requests.recv())
+            message = self._understand(self._requests.recv())
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Inspect):
@@ -80,6 +80,13 @@ class Loop:
             if output:
                 send(self._replies, Outputs([output]))
         return True
+
+    def _understand(self, raw: bytes) -> ToEngine:
+        """Raises: DeviceError for what is no message: whose request it was is not known, so nobody may wait for it."""
+        try:
+            return self._decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            raise DeviceError(f"a message to the engine cannot be understood ({error}): start it again") from error
 
     def _handle(self, message: Add | Abort) -> SequenceOutput | None:
         if isinstance(message, Abort):
@@ -117,12 +124,12 @@ def main() -> int:
     requests, replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     requests.connect(start.requests)
     replies.connect(start.replies)
-    code = _serve(start, requests, replies)
+    code = _load_and_serve(start, requests, replies)
     context.destroy(linger=1000)
     return code
 
 
-def _serve(start: Start, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]) -> int:
+def _load_and_serve(start: Start, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]) -> int:
     try:
         with loading_bar() as progress:
             engine = Engine(start.config, progress)
@@ -132,12 +139,18 @@ def _serve(start: Start, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]
     gc.collect()
     gc.freeze()  # what was loaded stays: collecting it again and again would stall steps
     try:
+        return serve(engine, requests, replies)
+    finally:
+        engine.close()
+
+
+def serve(engine: Engine, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]) -> int:
+    """Until told to stop, or until the engine cannot go on, which is said. Returns the exit code."""
+    try:
         Loop(engine, requests, replies).run()
     except (CoreError, AccountsError) as error:
         send(replies, Failed(type(error).__name__, str(error)))
         return 1
-    finally:
-        engine.close()
     return 0
 
 

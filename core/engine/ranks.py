@@ -7,6 +7,7 @@ through torch.distributed on 127.0.0.1.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -68,11 +69,18 @@ class OtherRanks:
             if process.poll() is not None:
                 raise DeviceError(f"rank {rank} ended with code {process.returncode}: restart the engine")
 
+    def kill(self) -> None:
+        """End the processes at once, whatever they do."""
+        for process in self._processes:
+            process.kill()
+
     def close(self) -> None:
         """End the processes, and leave the group. Call it on the device thread."""
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.close()
+            # What a rank that is gone did not take is still in the buffer, and closing tries to write it.
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         for process in self._processes:
             try:
                 process.wait(timeout=5)
