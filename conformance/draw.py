@@ -61,6 +61,12 @@ class Draw:
     def permutation(self, count: int) -> npt.NDArray[np.int64]:
         return np.argsort(self.words(count), kind="stable")
 
+    def bits(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        """Any bits at all: among them every kind of NaN, infinities, subnormal numbers and both zeros."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        raw = self.words(-(-num_bytes // 8)).view(np.uint8)[:num_bytes]
+        return from_bits(raw.view(f"u{dtype.itemsize}").reshape(shape), dtype)
+
     def tensor(self, dtype: str, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """Normal numbers times `scale`, rounded to `dtype`."""
         return stored(self.normal(*shape) * scale, dtype)
@@ -69,6 +75,12 @@ class Draw:
 def stored(values: Floats, dtype: str) -> torch.Tensor:
     """Values rounded to a dtype of the activations."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(TORCH_DTYPES[dtype])
+
+
+def from_bits(bits: npt.NDArray[np.unsignedinteger], dtype: torch.dtype) -> torch.Tensor:
+    """The tensor with these bits: the inverse of `judge.raw`."""
+    signed = np.ascontiguousarray(bits).view(f"i{dtype.itemsize}")
+    return torch.from_numpy(signed.reshape(-1)).view(dtype).reshape(bits.shape)
 
 
 def exact(x: torch.Tensor) -> Floats:

@@ -26,7 +26,7 @@ def examine(exam: RowExam, case: Case, target: Target, provider: str, root: byte
     An exception of the kernel is a failure of status "error", told with its type and message.
     """
     need = exam.need(case)
-    refusal = target.refusal(exam.row, provider, need)
+    refusal = exam.refusal(case, target, provider)
     if refusal is not None:
         return Result(case.name, provider, "unsupported", refusal), {}
     began = time.monotonic()
@@ -52,7 +52,7 @@ def examine(exam: RowExam, case: Case, target: Target, provider: str, root: byte
 def _once(exam: RowExam, case: Case, inputs: Inputs, bench: Bench, *, last: bool) -> tuple[Outputs, list[Finding]]:
     outputs = exam.call(case, inputs, bench)
     findings = bench.check_memory(exam.may_change)
-    for _ in range(exam.repeats - 1 if last else 0):
+    for _ in range(case.get("repeats", exam.repeats) - 1 if last else 0):
         again = exam.call(case, inputs, bench)
         findings += [same_bits(f"{name}, repeated", outputs[name], again[name]) for name in outputs]
     if last:

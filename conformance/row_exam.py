@@ -11,7 +11,7 @@ import torch
 from conformance.case import Case, Finding
 from conformance.draw import Draw
 from conformance.judge import Expected
-from conformance.target import Bench
+from conformance.target import Bench, Target
 from core.plugin.facts import Need, Support
 
 Inputs = Mapping[str, Any]
@@ -23,7 +23,8 @@ class RowExam(ABC):
 
     row         as in the table
     may_change  names of inputs (as given to `Bench.put`) that the kernel may write to
-    repeats     how often the call is made with the same inputs; results must be the same bits
+    repeats     how often the call is made with the same inputs, where the case has no `repeats` of its own; results
+                must be the same bits
     """
 
     row: str
@@ -41,6 +42,10 @@ class RowExam(ABC):
     @abstractmethod
     def need(self, case: Case) -> Need:
         """What the case asks of an implementation; one that refuses it does not support the case."""
+
+    def refusal(self, case: Case, target: Target, provider: str) -> str | None:
+        """Why a target does not support the case with this provider's kernel; None when it does."""
+        return target.refusal(self.row, provider, self.need(case))
 
     @abstractmethod
     def inputs(self, case: Case, draw: Draw) -> Inputs:

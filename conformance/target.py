@@ -26,6 +26,8 @@ from core.plugin.device import Device
 from core.plugin.facts import DeviceFacts, Memory, Need
 
 MARGIN_BYTES = 512
+METHODS = ("h2d", "d2h")
+"""Of the device itself: examined as rows are, though the table has none of that name."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,16 @@ class Target:
 
     def providers(self, row: str) -> list[str]:
         """Who supplies a row, best first; of the KV bundle, who supplies the layout. The reference, if nobody does."""
+        if row in METHODS:
+            return [self.facts.name]
         named = "kv_layout" if TABLE[row].bundle == "kv" else row
         found = dict.fromkeys(i.provider for i in self.implementations if i.row == named)
         return list(found) or [REFERENCE]
 
     def kernels(self, row: str, provider: str, need: Need) -> KernelSet:
         """Kernels with this provider's for `row`. Raises: ConfigError when it refuses the need, with the reason."""
+        if row in METHODS:
+            return KernelSet(self.implementations, {}, need)
         rows = KV_BUNDLE if TABLE[row].bundle == "kv" else (row,)
         has = {i.row for i in self.implementations if i.provider == provider}
         overrides = {name: provider for name in rows if provider == REFERENCE or name in has}
@@ -54,6 +60,8 @@ class Target:
         """Why a case with this need is not supported; None when it is. Known before anything runs."""
         if need.dtype is not None and need.dtype not in self.facts.dtypes:
             return f"dtype {need.dtype} is not among {', '.join(self.facts.dtypes)}"
+        if row in METHODS:
+            return None
         try:
             self.kernels(row, provider, need).bind(row, need)
         except (ConfigError, PluginError) as error:
@@ -87,9 +95,9 @@ class Host(Device):
         """Nothing is ever under way."""
 
 
-def host_target(*implementations: Implementation) -> Target:
+def host_target(*implementations: Implementation, device: Device | None = None) -> Target:
     """The host with these kernels; without any, with the references: our own eager kernels."""
-    device = Host()
+    device = device or Host()
     return Target(device, device.open(0), device.probe(), implementations)
 
 
@@ -100,14 +108,15 @@ class _Guarded:
     name: str
     whole: torch.Tensor
     inner: torch.Tensor
-    before: torch.Tensor  # what was written, on the host
+    before: torch.Tensor | None  # what was written, on the host; None: it may change
 
 
 class Bench:
     """One case laid out on a target: binds kernels, holds tensors, and looks after their memory."""
 
     def __init__(self, target: Target, row: str, provider: str, need: Need) -> None:
-        self._target = target
+        self.target = target
+        self.elsewhere: list[Finding] = []  # of check E, by other processes that took part in the last call
         self._need = need
         self._row = row
         self._kernels = target.kernels(row, provider, need)
@@ -119,54 +128,60 @@ class Bench:
     @property
     def provider(self) -> str:
         """Whose kernel the binder recorded for the row of the case."""
+        if self._row in METHODS:
+            return self.target.facts.name
         return next((b.provider for b in self._kernels.bindings() if b.row == self._row), "")
 
     def put(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """A copy on the device, between canaries. The same name, shape and dtype get the same memory again."""
+        known = self._lay(name, x)
+        known.before = x.clone()
+        return known.inner
+
+    def _lay(self, name: str, x: torch.Tensor) -> _Guarded:
         known = self._guarded.get(name)
         if known is None or known.inner.shape != x.shape or known.inner.dtype != x.dtype:
             margin = MARGIN_BYTES // x.element_size()
             whole = self._fill(torch.full((x.numel() + 2 * margin,), _canary(x.dtype), dtype=x.dtype))
             inner = whole[margin : margin + x.numel()].view(x.shape)
-            known = self._guarded[name] = _Guarded(name, whole, inner, x)
-        known.before = x.clone()
-        event = self._target.device.h2d(known.inner, x.contiguous())
+            known = self._guarded[name] = _Guarded(name, whole, inner, None)
+        event = self.target.device.h2d(known.inner, x.contiguous())
         event.wait()
         event.synchronize()
-        return known.inner
+        return known
 
-    def planes(self, layout: KVLayout, num_pages: int) -> Planes:
-        """A layer's pool, full of NaN, or of the largest integers."""
+    def planes(self, layout: KVLayout, num_pages: int, name: str = "plane") -> Planes:
+        """A layer's pool between canaries, full of NaN, or of the largest integers. What is in it may change."""
         made = []
-        for plane, shape in zip(layout.planes, layout.shapes(num_pages), strict=True):
+        for i, (plane, shape) in enumerate(zip(layout.planes, layout.shapes(num_pages), strict=True)):
             dtype = TORCH_DTYPES[plane.dtype]
-            made.append(self._fill(torch.full(shape, _poison(dtype), dtype=dtype)))
+            made.append(self._lay(f"{name}{i}", torch.full(shape, _poison(dtype), dtype=dtype)).inner)
         return tuple(made)
 
     def _fill(self, host: torch.Tensor) -> torch.Tensor:
-        there = self._target.device.empty(tuple(host.shape), host.dtype, self._target.where)
-        event = self._target.device.h2d(there, host)
+        there = self.target.device.empty(tuple(host.shape), host.dtype, self.target.where)
+        event = self.target.device.h2d(there, host)
         event.wait()
         event.synchronize()
         return there
 
     def get(self, x: torch.Tensor) -> torch.Tensor:
         """A result on the host, as it is once all launched work is done."""
-        self._target.device.synchronize()
-        host = self._target.device.host_empty(tuple(x.shape), x.dtype)
-        self._target.device.d2h(host, x).synchronize()
+        self.target.device.synchronize()
+        host = self.target.device.host_empty(tuple(x.shape), x.dtype)
+        self.target.device.d2h(host, x).synchronize()
         return host
 
     def check_memory(self, may_change: Sequence[str] = ()) -> list[Finding]:
         """Check E: canaries stand, and inputs not in `may_change` are as they were."""
-        found = []
+        found = list(self.elsewhere)
         for g in self._guarded.values():
             margin = MARGIN_BYTES // g.inner.element_size()
             whole = self.get(g.whole)
             edges = torch.cat((whole[:margin], whole[len(whole) - margin :]))
             canary = torch.full_like(edges, _canary(edges.dtype))
             found.append(same_bits(f"memory around {g.name}", canary, edges, "E"))
-            if g.name not in may_change:
+            if g.before is not None and g.name not in may_change:
                 inner = whole[margin : margin + math.prod(g.inner.shape)].view(g.inner.shape)
                 found.append(same_bits(f"input {g.name}", g.before, inner, "E"))
         return found

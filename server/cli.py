@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import entry_points
 from typing import NoReturn
 
 import typer
@@ -26,6 +27,12 @@ app.command("convert")(convert.convert)
 app.add_typer(bench.app, name="bench")
 
 
+def add_commands() -> None:
+    """Commands that other packages add: each names a module in group `core.commands` that has `register(app)`."""
+    for point in sorted(entry_points(group="core.commands"), key=lambda point: point.name):
+        point.load().register(app)
+
+
 SPIN_COUNT = "3000"
 """How long idle OpenMP threads of torch spin before they sleep (GOMP_SPINCOUNT), unless the user says otherwise.
 
@@ -37,6 +44,7 @@ measured five times slower beside one. Bounded, a quiet machine loses about a te
 def main() -> NoReturn:
     """Entry point of the console script."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded, here or in a process from here
+    add_commands()
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CoreError as error:

@@ -1,0 +1,143 @@
+"""From outcomes to a bundle on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from conformance import identity, mustpass
+from conformance.certificate import junit
+from conformance.certificate.records import (
+    PREDICATE_TYPE,
+    SCHEMA_VERSION,
+    STATEMENT_TYPE,
+    Counts,
+    Declared,
+    DeviceRecord,
+    Line,
+    Mutation,
+    Outcome,
+    PluginRecord,
+    Predicate,
+    Seed,
+    Statement,
+    Subject,
+    Suite,
+    encode_lines,
+)
+from conformance.certificate.sign import sign
+from conformance.certificate.waivers import Waiver
+from conformance.identity import Plugin
+from conformance.kernels import all_exams
+from conformance.target import Target
+from core.kernels.bind import REFERENCE
+from core.kernels.table import TABLE
+
+CERTIFICATE, SIGNATURES, RESULTS = "certificate.json", "certificate.sig.json", "results.jsonl"
+WAIVERS, ENVIRONMENT, JUNIT, REPORT, SAMPLES = "waivers.json", "environment.json", "junit.xml", "report.html", "samples"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    level: str
+    plugin: Plugin
+    device: DeviceRecord
+    nonce: str
+    declared: Sequence[Declared]
+    outcomes: Sequence[Outcome]
+    waivers: tuple[Waiver, ...]
+    mutation: Mutation | None
+    started: str
+    finished: str
+
+    @property
+    def counts(self) -> Counts:
+        return count(self.declared, self.outcomes)
+
+
+def count(declared: Iterable[Declared], outcomes: Sequence[Outcome]) -> Counts:
+    """How many of each kind; an error counts as failed."""
+    status = [outcome.status for outcome in outcomes]
+    supported = [d for d in declared if not d.unsupported]
+    done = {outcome.task for outcome in outcomes}
+    return Counts(
+        passed=status.count("pass"),
+        failed=status.count("fail") + status.count("error"),
+        waived=status.count("waived"),
+        unsupported=sum(1 for d in declared if d.unsupported),
+        missing=sum(1 for d in supported if d.task not in done),
+    )
+
+
+def device_record(target: Target) -> DeviceRecord:
+    facts = target.facts
+    return DeviceRecord(
+        facts.name,
+        facts.arch,
+        list(facts.dtypes),
+        facts.accelerator,
+        facts.memory_bytes,
+        facts.torch_extension,
+        {row: target.providers(row) for row in all_exams()},
+    )
+
+
+def tier(device: DeviceRecord, outcomes: Iterable[Outcome]) -> str:
+    """ "production" when every production kernel that was examined is the device's own, else "functional"."""
+    needed = {row for row in device.providers if TABLE[row].production}
+    own = {o.row for o in outcomes if o.bound_by != REFERENCE and o.status in ("pass", "waived")}
+    return "production" if needed <= own else "functional"
+
+
+def result(counts: Counts, mutation: Mutation | None) -> str:
+    """PASSED when nothing failed or is missing, and the checks themselves were found to be good."""
+    checked = mutation is not None and mutation.killed == mutation.wrong and mutation.refused == 0
+    return "PASSED" if checked and counts.passed and not counts.failed and not counts.missing else "FAILED"
+
+
+def suite_record() -> Suite:
+    return Suite(**identity.suite(), mustpass_sha256=mustpass.digest())
+
+
+def seed_record(suite: Suite, plugin: Plugin, nonce: str) -> Seed:
+    return Seed(nonce, identity.root_seed(suite.tree_sha256, plugin.digest, nonce).hex())
+
+
+def predicate(run: Run) -> Predicate:
+    suite = suite_record()
+    return Predicate(
+        schema_version=SCHEMA_VERSION,
+        result=result(run.counts, run.mutation),
+        level=run.level,
+        tier=tier(run.device, run.outcomes),
+        suite=suite,
+        plugin=PluginRecord(run.plugin.name, run.plugin.distribution, run.plugin.version, dict(run.plugin.files)),
+        device=run.device,
+        seed=seed_record(suite, run.plugin, run.nonce),
+        counts=run.counts,
+        mutation=run.mutation,
+        started=run.started,
+        finished=run.finished,
+    )
+
+
+def write(folder: Path, run: Run, keys: list[Path]) -> Predicate:
+    """Complete the bundle in `folder`, where samples lie already, and sign it with `keys`."""
+    made = predicate(run)
+    lines: list[Line] = [*run.declared, *run.outcomes]
+    (folder / RESULTS).write_bytes(encode_lines(lines))
+    (folder / WAIVERS).write_bytes(msgspec.json.format(msgspec.json.encode(run.waivers)))
+    (folder / ENVIRONMENT).write_bytes(msgspec.json.format(msgspec.json.encode(identity.environment())))
+    junit.write(folder / JUNIT, run.declared, run.outcomes)
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (CERTIFICATE, SIGNATURES))
+    subjects = [Subject(p.relative_to(folder).as_posix(), {"sha256": identity.sha256(p)}) for p in files]
+    data = msgspec.json.format(msgspec.json.encode(Statement(STATEMENT_TYPE, subjects, PREDICATE_TYPE, made)))
+    (folder / CERTIFICATE).write_bytes(data)
+    if keys:
+        (folder / SIGNATURES).write_bytes(sign(data, keys))
+    return made

@@ -1,0 +1,169 @@
+"""`core certify`, `core verify` and `core mutants`. Exit codes: 0 yes, 1 no, 2 could not be done."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from conformance.certificate.records import Outcome
+
+out, log = Console(), Console(stderr=True)
+MODES = ("test", "support")
+NOT_CERTIFIED = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this package to `core`."""
+    app.command("certify")(certify)
+    app.command("verify")(verify)
+    app.command("mutants")(mutants)
+
+
+def certify(
+    device: Annotated[str, typer.Option(help="Device plugin to examine.")],
+    *,
+    mode: Annotated[str, typer.Option(help="test: run; support: only show what would be run.")] = "test",
+    quick: Annotated[bool, typer.Option("--quick", help="One case of each kind, in a minute.")] = False,
+    only: Annotated[str, typer.Option(metavar="PATTERN", help="Cases such as 'linear/*'; makes no certificate.")] = "*",
+    jobs: Annotated[int, typer.Option(help="Processes. Default: 1 on an accelerator, else one per processor.")] = 0,
+    bundle: Annotated[Path, typer.Option("--out", help="Folder for the bundle; an unfinished run is resumed.")] = Path(
+        "certificate"
+    ),
+    nonce: Annotated[str, typer.Option(help="From whoever will check the bundle. Default: random.")] = "",
+    waivers: Annotated[Path | None, typer.Option(help="Known failures, with owner, issue and expiry.")] = None,
+    sign: Annotated[list[Path], typer.Option("--sign", help="Ed25519 private key (PEM); repeatable.")] = [],  # noqa: B006
+) -> int:
+    """Examine a device's kernels, and write the certificate."""
+    from conformance.certificate.sign import check_available
+    from conformance.certify import Order
+    from conformance.certify import certify as run
+
+    if mode not in MODES:
+        raise typer.BadParameter(f"{mode!r} is not one of {', '.join(MODES)}", param_hint="--mode")
+    if jobs < 0:
+        raise typer.BadParameter(f"{jobs} is less than 0: give the number of processes", param_hint="--jobs")
+    level = "quick" if quick else "kernel"
+    if mode == "support":
+        return _support(device, level, only)
+    if sign:
+        check_available()
+    with _bar("examining") as progress:
+        predicate, declared, outcomes = run(Order(device, bundle, level, only, jobs, nonce, waivers, sign), progress)
+    statuses = Counter(outcome.status for outcome in outcomes)
+    _show("Kernels", ("kernel", "provider", "pass", "fail", "waived", "closest to a bound"), _by_row(outcomes))
+    for outcome in [o for o in outcomes if o.status in ("fail", "error")][:20]:
+        log.print(Text(f"{outcome.status}  {outcome.case} ({outcome.provider}): {outcome.message}"))
+    bad = statuses["fail"] + statuses["error"]
+    unsupported = sum(1 for d in declared if d.unsupported)
+    out.print(f"{statuses['pass']} passed, {bad} failed, {statuses['waived']} waived, {unsupported} not supported")
+    if predicate is None:
+        out.print("a part of the cases: no certificate")
+        return NOT_CERTIFIED if bad else 0
+    if predicate.mutation is None:
+        out.print("the checks changed since they were tried on wrong kernels: run `core mutants --record`")
+    out.print(f"{predicate.result}, tier {predicate.tier}, level {predicate.level}: {bundle}")
+    return 0 if predicate.result == "PASSED" else NOT_CERTIFIED
+
+
+def _support(device: str, level: str, only: str) -> int:
+    from conformance.declare import declare
+    from conformance.target import open_target
+
+    found = list(declare(open_target(device), level, only))
+    for one in found:
+        out.print(
+            Text(f"{one.provider:12} {one.case}" + (f"  not supported: {one.unsupported}" if one.unsupported else ""))
+        )
+    out.print(f"{sum(not one.unsupported for one in found)} of {len(found)} are supported")
+    return 0
+
+
+def _by_row(outcomes: Iterable["Outcome"]) -> Iterator[tuple[object, ...]]:
+    groups: dict[tuple[str, str], list["Outcome"]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.row, outcome.bound_by or outcome.provider), []).append(outcome)
+    for (row, provider), some in groups.items():
+        status = Counter(o.status for o in some)
+        worst = max((f for o in some for f in o.findings), key=lambda f: f[2], default=None)
+        closest = f"{worst[2]:.2f} ({worst[0]})" if worst and worst[2] > 0 else "exact"
+        yield row, provider, status["pass"], status["fail"] + status["error"], status["waived"], closest
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="Folder of a certificate.")],
+    *,
+    level: Annotated[int, typer.Option(min=0, max=2, help="0: consistent; 1: signed; 2: outputs judged again.")] = 0,
+    key: Annotated[list[Path], typer.Option(help="Ed25519 public key (PEM) that you trust; repeatable.")] = [],  # noqa: B006
+    threshold: Annotated[int, typer.Option(min=1, help="How many of the keys must have signed.")] = 1,
+    nonce: Annotated[str, typer.Option(help="The nonce that you gave to whoever made it.")] = "",
+) -> int:
+    """Check a certificate's word, without the device."""
+    from conformance.certificate import verify as check
+
+    read = check.read(bundle)
+    found = check.complaints(read, level, key, threshold, nonce)
+    for complaint in found[:20]:
+        out.print(Text(complaint))
+    if found:
+        out.print(f"not verified: {len(found)} complaints")
+        return NOT_CERTIFIED
+    p = read.predicate
+    if level == 2 and not key:
+        out.print("signatures were not checked: no --key was given")
+    out.print(f"verified at level {level}: {p.device.name} {p.result}, tier {p.tier}, {p.counts.passed} cases passed")
+    return 0
+
+
+def mutants(
+    only: Annotated[str, typer.Option(metavar="PATTERN", help="Such as 'linear/*'.")] = "*",
+    record: Annotated[bool, typer.Option("--record", help="Write the score that certificates carry.")] = False,
+) -> int:
+    """Try the checks on wrong kernels, which they must refuse, and on right ones, which they must not."""
+    from conformance.mutants import catalogue
+    from conformance.mutants import record as kept
+    from conformance.mutants.run import fates
+
+    chosen = [m for m in catalogue() if Path(f"{m.row}/{m.name}").match(only)]
+    if record and len(chosen) < len(catalogue()):
+        raise typer.BadParameter("a part of the catalogue is no score: leave out --only", param_hint="--record")
+    with _bar("trying the checks") as progress:
+        found = fates(chosen, progress)
+    rows = [
+        (f.mutant.row, f.mutant.name, f.mutant.kind, _fate(f.killers), f.cases, "" if f.ok else "WRONG") for f in found
+    ]
+    _show("Catalogue", ("kernel", "name", "kind", "refused by", "cases", ""), rows)
+    score = kept.score(found)
+    out.print(
+        f"{score.killed} of {score.wrong} wrong kernels refused, {score.refused} of {score.right} right ones refused"
+    )
+    if record:
+        kept.write(score)
+    return 0 if all(f.ok for f in found) else NOT_CERTIFIED
+
+
+def _fate(killers: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{check} on {family}" for check, family in killers)
+
+
+def _show(title: str, columns: tuple[str, ...], rows: Iterable[Sequence[object]]) -> None:
+    made = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(str(cell)) for cell in row))
+    out.print(made)
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    with Progress(console=log, transient=True, disable=not log.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
