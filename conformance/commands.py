@@ -87,7 +87,7 @@ def _support(device: str, level: str, only: str) -> int:
 
 
 def _by_row(outcomes: Iterable["Outcome"]) -> Iterator[tuple[object, ...]]:
-    groups: dict[tuple[str, str], list["Outcome"]] = {}
+    groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.row, outcome.bound_by or outcome.provider), []).append(outcome)
     for (row, provider), some in groups.items():

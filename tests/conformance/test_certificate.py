@@ -105,7 +105,7 @@ def test_signatures_that_do_not_count(bundle: Path, keys: Path) -> None:
     assert complaints(bundle, 1, keys=[keys / "stranger.pub"])
     assert not complaints(bundle, 1, keys=[keys / "vendor.pub", keys / "project.pub"], threshold=2)
     assert complaints(bundle, 1, keys=[keys / "vendor.pub", keys / "stranger.pub"], threshold=2)
-    with pytest.raises(ConfigError, match="not an Ed25519|not a key"):
+    with pytest.raises(ConfigError, match="not a key"):
         complaints(bundle, 1, keys=[bundle / "results.jsonl"])
     (bundle / "certificate.sig.json").unlink()
     assert complaints(bundle, 1, keys=[keys / "vendor.pub"]) == ["it is not signed"]
