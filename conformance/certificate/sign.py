@@ -44,7 +44,10 @@ def sign(payload: bytes, keys: list[Path]) -> bytes:
 
 
 def signers(envelope: bytes, payload: bytes, keys: list[Path]) -> list[str]:
-    """Which of these public keys (PEM) signed `payload`, by file name. Raises: ConfigError for a broken envelope."""
+    """Which of these public keys (PEM) signed `payload`, by file name.
+
+    Raises: ValueError for an envelope that is broken, or around something else; ConfigError for what is no key.
+    """
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -52,9 +55,9 @@ def signers(envelope: bytes, payload: bytes, keys: list[Path]) -> list[str]:
         inside = base64.b64decode(opened.payload, validate=True)
         given = [base64.b64decode(s.sig, validate=True) for s in opened.signatures]
     except ValueError as error:
-        raise ConfigError(f"the envelope of signatures cannot be read: {error}") from error
+        raise ValueError(f"the envelope of signatures cannot be read: {error}") from error
     if opened.payloadType != PAYLOAD_TYPE or inside != payload:
-        raise ConfigError("the envelope of signatures is around something else than certificate.json")
+        raise ValueError("the envelope of signatures is around something else than certificate.json")
     found = []
     for path in keys:
         key = _public(path)

@@ -182,6 +182,10 @@ def _signatures(bundle: Bundle, keys: Sequence[Path], threshold: int) -> Iterato
     if not path.exists():
         yield "it is not signed"
         return
-    found = signers(path.read_bytes(), bundle.data, list(keys))
+    try:
+        found = signers(path.read_bytes(), bundle.data, list(keys))
+    except ValueError as error:
+        yield str(error)
+        return
     if len(found) < threshold:
         yield f"{len(found)} of the keys that you trust signed it ({', '.join(found) or 'none'}), not {threshold}"
