@@ -40,12 +40,14 @@ class Setting:
     root      seed of the run
     threads   of this process's share of the host; 0: what the device takes
     samples   folder for outputs; None: none are kept
+    timeout_s for one case
     """
 
     device: str
     root: bytes
     threads: int = 0
     samples: Path | None = None
+    timeout_s: float = 120.0
 
 
 def serve(pipe: Connection, setting: Setting) -> None:

@@ -13,7 +13,6 @@ from conformance.case import Result
 from conformance.child import Setting, Task, serve
 from core.errors import DeviceError
 
-CASE_TIMEOUT_S = 120.0
 OPEN_TIMEOUT_S = 120.0
 
 Report = Callable[[Task, Result, str], None]
@@ -29,18 +28,16 @@ class Child:
 
     def answer(self, task: Task) -> tuple[Result, str]:
         """Raises: DeviceError when the device cannot be opened."""
-        pipe = self._pipe or self._start()
+        pipe, limit_s = self._pipe or self._start(), self._setting.timeout_s
         try:
             pipe.send(task)
-            if pipe.poll(CASE_TIMEOUT_S):
+            if pipe.poll(limit_s):
                 answer: tuple[Result, str] = pipe.recv()
                 return answer
-            reason = f"no answer in {CASE_TIMEOUT_S:.0f} s"
+            self.stop()
+            reason = f"no answer in {limit_s:.0f} s"
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            reason = "the process died"
-        code = self.stop()
-        if reason == "the process died":
-            reason += f" with exit code {code}"
+            reason = f"the process died with exit code {self.stop()}"
         return Result(task.case, task.provider, "error", reason), ""
 
     def _start(self) -> Connection:
@@ -74,35 +71,46 @@ class Child:
 
 
 def run(tasks: Iterable[Task], setting: Setting, report: Report, num_jobs: int = 1) -> None:
-    """Run tasks on `num_jobs` processes, and report each as it is done, from one thread at a time.
+    """Run tasks on `num_jobs` processes, and report each when it is done. Whatever `report` raises ends the run.
 
     Raises: DeviceError when the device cannot be opened.
     """
     todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[Task, Result, str] | DeviceError] = queue.SimpleQueue()
+    num_tasks = 0
     for task in tasks:
         todo.put(task)
-    lock = threading.Lock()
-    failures: list[DeviceError] = []
-
-    def work() -> None:
-        child = Child(setting)
-        try:
-            while not failures:
-                task = todo.get_nowait()
-                result, sample = child.answer(task)
-                with lock:
-                    report(task, result, sample)
-        except queue.Empty:
-            pass
-        except DeviceError as error:
-            failures.append(error)
-        finally:
-            child.stop()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(num_jobs)]
+        num_tasks += 1
+    stopped = threading.Event()
+    threads = [threading.Thread(target=_work, args=(setting, todo, done, stopped)) for _ in range(num_jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    try:
+        for _ in range(num_tasks):
+            answer = done.get()
+            if isinstance(answer, DeviceError):
+                raise answer
+            report(*answer)
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+
+
+def _work(
+    setting: Setting,
+    todo: queue.SimpleQueue[Task],
+    done: queue.SimpleQueue[tuple[Task, Result, str] | DeviceError],
+    stopped: threading.Event,
+) -> None:
+    child = Child(setting)
+    try:
+        while not stopped.is_set():
+            task = todo.get_nowait()
+            done.put((task, *child.answer(task)))
+    except queue.Empty:
+        pass
+    except DeviceError as error:
+        done.put(error)
+    finally:
+        child.stop()
