@@ -26,8 +26,13 @@ RMS_P95, RMS_MAX = 1.5, 2.0
 BIAS = 0.1
 """Part of u by which results may lie off towards zero, or away from it, on average."""
 
+SIGMAS = 5
+"""Standard errors by which a mean of random errors may lie off: one in a million does."""
+
 MIN_FOR_BIAS = 4096
 MIN_ROW_FOR_RMS = 16
+MIN_ROWS_FOR_P95 = 20
+"""Of fewer, one row is more than 5%."""
 
 
 def eta(dtype: str) -> float:

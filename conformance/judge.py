@@ -14,9 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conformance.bounds import BIAS, MIN_FOR_BIAS, MIN_ROW_FOR_RMS, RMS_MAX, RMS_P95, ROUNDOFF
+from conformance.bounds import (
+    BIAS,
+    MIN_FOR_BIAS,
+    MIN_ROW_FOR_RMS,
+    MIN_ROWS_FOR_P95,
+    RMS_MAX,
+    RMS_P95,
+    ROUNDOFF,
+    SIGMAS,
+)
 from conformance.case import Finding
 from conformance.draw import Floats, exact
+from core.kernels.dtypes import TORCH_DTYPES
 
 _BYTES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -28,8 +38,10 @@ class Expected:
     bits    the very result, for D; or else
     value   in float64, and
     bound   of the error of each element, for A
-    dtype   that the result is stored in, for B and C
+    dtype   that the result must be stored in, also for B and C; empty: any
     rms     whether B applies: rows along the last axis
+    noise   rms error of each row from roundings that are permitted on the way, for B and C; None: there are none
+    bias    whether C applies: not where results are few values, or a few decide the mean, so that errors do not cancel
     """
 
     bits: torch.Tensor | None = None
@@ -37,6 +49,8 @@ class Expected:
     bound: Floats | None = None
     dtype: str = ""
     rms: bool = True
+    noise: Floats | None = None
+    bias: bool = True
 
 
 def judge(output: str, expected: Expected, got: torch.Tensor, eager: torch.Tensor | None = None) -> list[Finding]:
@@ -48,13 +62,16 @@ def judge(output: str, expected: Expected, got: torch.Tensor, eager: torch.Tenso
     assert bound is not None
     if tuple(got.shape) != value.shape:
         return [Finding("A", output, float("inf"), f"shape {tuple(got.shape)}, not {value.shape}")]
+    if expected.dtype and got.dtype != TORCH_DTYPES[expected.dtype]:
+        return [Finding("A", output, float("inf"), f"{got.dtype}, not {expected.dtype}")]
     y = exact(got)
     found = [_elementwise(output, value, bound, y)]
     finite = np.isfinite(value)
     if eager is not None and expected.rms and value.size and value.shape[-1] >= MIN_ROW_FOR_RMS and finite.all():
-        found.append(_rms(output, value, y, exact(eager), ROUNDOFF[expected.dtype]))
-    if expected.dtype in ("bfloat16", "float16") and value.size >= MIN_FOR_BIAS and finite.all():
-        found.append(_bias(output, value, y, ROUNDOFF[expected.dtype]))
+        found.append(_rms(output, value, y, exact(eager), ROUNDOFF[expected.dtype], expected.noise))
+    rounded = expected.bias and expected.dtype in ("bfloat16", "float16")
+    if rounded and value.size >= MIN_FOR_BIAS and finite.all():
+        found.append(_bias(output, value, y, ROUNDOFF[expected.dtype], expected.noise))
     return found
 
 
@@ -92,21 +109,26 @@ def _elementwise(output: str, value: Floats, bound: Floats, y: Floats) -> Findin
     return Finding("A", output, float(ratio.flat[worst]), f"{y.flat[worst]:.9g} at {at}, not {value.flat[worst]:.9g}")
 
 
-def _rms(output: str, value: Floats, y: Floats, eager: Floats, u: float) -> Finding:
+def _rms(output: str, value: Floats, y: Floats, eager: Floats, u: float, noise: Floats | None) -> Finding:
     def rows(x: Floats) -> Floats:
         return np.asarray(np.sqrt(np.mean(np.square(x.reshape(-1, value.shape[-1])), -1)))
 
     allowed = np.maximum(rows(eager - value), 0.5 * u * rows(value))
+    if noise is not None:
+        allowed = np.hypot(allowed, noise.reshape(-1))
     measured = rows(y - value)
     ratio = np.divide(measured, allowed, out=np.where(measured > 0, np.inf, 0.0), where=allowed > 0)
     ratio = np.where(np.isnan(ratio), np.inf, ratio)
-    p95, most = float(np.quantile(ratio, 0.95, method="higher")), float(ratio.max())
+    most = float(ratio.max())
+    p95 = float(np.quantile(ratio, 0.95, method="higher")) if len(ratio) >= MIN_ROWS_FOR_P95 else 0.0
     return Finding("B", output, max(p95 / RMS_P95, most / RMS_MAX), f"p95 {p95:.3g}, most {most:.3g} of our own")
 
 
-def _bias(output: str, value: Floats, y: Floats, u: float) -> Finding:
+def _bias(output: str, value: Floats, y: Floats, u: float, noise: Floats | None) -> Finding:
     off = abs(float(np.mean(np.sign(value) * (y - value))))
     allowed = BIAS * u * float(np.mean(np.abs(value)))
+    if noise is not None:  # errors of a row may all have one sign, but rows err apart
+        allowed += SIGMAS * float(np.sqrt(np.sum(np.square(noise)))) / noise.size
     if allowed == 0:
         return Finding("C", output, 0.0 if off == 0 else float("inf"), f"off by {off:.3g}")
     ratio = off / allowed

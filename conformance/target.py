@@ -51,7 +51,7 @@ class Target:
         """Kernels with this provider's for `row`. Raises: ConfigError when it refuses the need, with the reason."""
         if row in METHODS:
             return KernelSet(self.implementations, {}, need)
-        rows = KV_BUNDLE if TABLE[row].bundle == "kv" else (row,)
+        rows = KV_BUNDLE if TABLE[row].bundle == "kv" else (TABLE[row].reader or row,)
         has = {i.row for i in self.implementations if i.provider == provider}
         overrides = {name: provider for name in rows if provider == REFERENCE or name in has}
         return KernelSet(self.implementations, overrides, need)
@@ -116,6 +116,7 @@ class Bench:
 
     def __init__(self, target: Target, row: str, provider: str, need: Need) -> None:
         self.target = target
+        self.asked = provider
         self.elsewhere: list[Finding] = []  # of check E, by other processes that took part in the last call
         self._need = need
         self._row = row
@@ -132,10 +133,10 @@ class Bench:
             return self.target.facts.name
         return next((b.provider for b in self._kernels.bindings() if b.row == self._row), "")
 
-    def put(self, name: str, x: torch.Tensor) -> torch.Tensor:
+    def put(self, name: str, x: torch.Tensor, *, may_change: bool = False) -> torch.Tensor:
         """A copy on the device, between canaries. The same name, shape and dtype get the same memory again."""
         known = self._lay(name, x)
-        known.before = x.clone()
+        known.before = None if may_change else x.clone()
         return known.inner
 
     def _lay(self, name: str, x: torch.Tensor) -> _Guarded:
@@ -151,7 +152,10 @@ class Bench:
         return known
 
     def planes(self, layout: KVLayout, num_pages: int, name: str = "plane") -> Planes:
-        """A layer's pool between canaries, full of NaN, or of the largest integers. What is in it may change."""
+        """A layer's pool between canaries, full of NaN, or of the largest integers. What is in it may change.
+
+        The same name and shapes get the same memory again.
+        """
         made = []
         for i, (plane, shape) in enumerate(zip(layout.planes, layout.shapes(num_pages), strict=True)):
             dtype = TORCH_DTYPES[plane.dtype]

@@ -13,7 +13,7 @@ from core.errors import CapacityError, ConfigError, CoreError, DeviceError, Plug
 from core.request import SamplingParams, Structured
 
 if TYPE_CHECKING:
-    from core.engine.llm import LLM, RequestOutput
+    from core.engine.llm import LLM, EmbeddingOutput, RequestOutput
 
 __version__ = "0.1.0"
 
@@ -23,6 +23,7 @@ __all__ = [
     "ConfigError",
     "CoreError",
     "DeviceError",
+    "EmbeddingOutput",
     "EngineConfig",
     "PluginError",
     "RequestError",
@@ -35,7 +36,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads what needs torch only when it is used."""
-    if name in ("LLM", "RequestOutput"):
+    if name in ("LLM", "EmbeddingOutput", "RequestOutput"):
         from core.engine import llm
 
         return getattr(llm, name)

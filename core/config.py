@@ -18,6 +18,7 @@ from core.kv.sizes import PageShares
 from core.plan import Plan
 from core.plugin.facts import DTYPES, DeviceFacts
 
+WEIGHTS = ("dequantised", "packed")
 FALLBACKS = ("deny", "report", "allow")
 PAGE_TOKENS = 16
 BATCHED_TOKENS = 2048
@@ -31,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model                    folder, .gguf file, hub id, or alias of an installed weights package
     device                   name of a device plugin
     dtype                    of weights and activations; "auto": the device's best of those the model was made for
+    weights                  of a quantised model: dequantised to `dtype`, or packed: kept as stored where that can be
     max_model_len            prompt and output together
     max_num_seqs             sequences that run at a time
     max_num_batched_tokens   tokens in a step
@@ -51,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "smollm2"
     device: str | None = None
     dtype: str = "auto"
+    weights: str = "dequantised"
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
@@ -83,6 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {value}: it must be at least {least}")
         among: tuple[tuple[str, object, tuple[object, ...]], ...] = (
             ("dtype", self.dtype, ("auto", *DTYPES)),
+            ("weights", self.weights, WEIGHTS),
             ("pipeline_depth", self.pipeline_depth, (None, 0, 1)),
             ("fallback", self.fallback, (None, *FALLBACKS)),
         )
@@ -136,6 +140,7 @@ def resolve(
     c.set("device", facts.name, "asked for" if config.device else "found on this machine")
     c.set("arch", facts.arch, f"device {facts.name}")
     c.set("dtype", *choose_dtype(config, facts, model_dtype))
+    c.set("weights", config.weights, "asked for" if config.weights != EngineConfig().weights else "default")
     _choose_length(c, config, model_max_len)
     _choose_shapes(c, config, facts)
     _choose_page(c, config, facts, page_sizes)
@@ -269,4 +274,4 @@ def with_kv_blocks(
 
 def cache_identity(plan: Plan, groups: tuple[KVGroup, ...], formats: tuple[str, ...]) -> tuple[str, ...]:
     """What makes two caches interchangeable, for `core.kv.prefix.spec_digest`."""
-    return (plan.model, plan.dtype, str(plan.page_tokens), repr(groups), *formats)
+    return (plan.model, plan.dtype, plan.weights, str(plan.page_tokens), repr(groups), *formats)

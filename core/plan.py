@@ -26,6 +26,7 @@ class Plan:
     device: str
     arch: str
     dtype: str
+    weights: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

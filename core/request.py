@@ -10,6 +10,7 @@ import secrets
 import msgspec
 
 from core.errors import RequestError
+from core.model.pooling import Pooling
 
 MAX_STRINGS = 16
 MAX_SEED = 2**64 - 1
@@ -166,14 +167,15 @@ def _outside(param: str, value: object, limit: str) -> RequestError:
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue.
+    """One prompt to continue, or to make an embedding of.
 
     prompt_ids    token ids, at least one
     stop_ids      every id that ends the output: the model's own (unless ignore_eos) and the client's
     bad_ids       token sequences that the output never completes
     logprobs, prompt_logprobs   how many likeliest tokens to report beside the token itself; -1: no report
-    max_tokens    resolved: at least 1, and prompt + max_tokens fits the model
+    max_tokens    resolved: at least 1, or 0 for an embedding; prompt + max_tokens fits the model
     seed          resolved: drawn at random where the client gave none
+    pooling       makes it a request for an embedding, which draws nothing; None: it is one for tokens
     priority      lower runs first
     cache_salt    prefixes are shared only among requests with the same salt
     prefix_keys   one 32-byte key per full page of the prompt, in order (`core.kv.prefix.chain_keys`)
@@ -199,6 +201,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int = -1
     prompt_logprobs: int = -1
     structured: Structured | None = None
+    pooling: Pooling | None = None
     priority: int = 0
     cache_salt: str = ""
     prefix_keys: bytes = b""
@@ -223,6 +226,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     refused         the error is the request's own: it was never run
     logprobs        of new_ids, where asked for
     prompt_logprobs of prompt tokens from the second on, as far as steps have computed them since the last output
+    embedding       where that was asked for: float32, little-endian; it comes with finish_reason "stop" and no ids
     """
 
     request_id: str
@@ -234,6 +238,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: list[Logprobs] = msgspec.field(default_factory=list)
     prompt_logprobs: list[Logprobs] = msgspec.field(default_factory=list)
     refused: bool = False
+    embedding: bytes = b""
 
 
 def new_request_id(kind: str) -> str:

@@ -54,7 +54,7 @@ class Llama(Decoder):
 def core_models() -> list[ModelSpec]:
     return [
         ModelSpec(
-            architectures=("LlamaForCausalLM",),
+            architectures=("LlamaForCausalLM", "LlamaModel"),
             read_config=read_config,
             build=Llama,
             gguf_arch="llama",

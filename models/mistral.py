@@ -35,4 +35,4 @@ def build(config: DecoderConfig, b: Builder) -> Decoder:
 
 @hookimpl
 def core_models() -> list[ModelSpec]:
-    return [ModelSpec(architectures=("MistralForCausalLM",), read_config=read_config, build=build)]
+    return [ModelSpec(architectures=("MistralForCausalLM", "MistralModel"), read_config=read_config, build=build)]

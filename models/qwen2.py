@@ -41,5 +41,7 @@ def build(config: DecoderConfig, b: Builder) -> Decoder:
 @hookimpl
 def core_models() -> list[ModelSpec]:
     return [
-        ModelSpec(architectures=("Qwen2ForCausalLM",), read_config=read_config, build=build, gguf_arch="qwen2"),
+        ModelSpec(
+            architectures=("Qwen2ForCausalLM", "Qwen2Model"), read_config=read_config, build=build, gguf_arch="qwen2"
+        ),
     ]

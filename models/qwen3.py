@@ -51,5 +51,7 @@ def build(config: Qwen3Config, b: Builder) -> Decoder:
 @hookimpl
 def core_models() -> list[ModelSpec]:
     return [
-        ModelSpec(architectures=("Qwen3ForCausalLM",), read_config=read_config, build=build, gguf_arch="qwen3"),
+        ModelSpec(
+            architectures=("Qwen3ForCausalLM", "Qwen3Model"), read_config=read_config, build=build, gguf_arch="qwen3"
+        ),
     ]

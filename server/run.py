@@ -71,7 +71,7 @@ async def _serve(config: EngineConfig, listener: socket.socket, options: Options
     sampling, decided = defaults.resolve(source, options.generation_config, options.override)
     client = await EngineClient.start(config, on_failure=options.on_failure)
     try:
-        log_plan(client.info.plan, client.info.kernels)
+        log_plan(client.info.plan, client.info.kernels, client.info.notes)
         if decided:
             log.print(table("Sampling, where a request says nothing", ("what", "value", "decided by"), decided))
         max_model_len = client.info.max_model_len

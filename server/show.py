@@ -28,17 +28,20 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     return made
 
 
-def plan_tables(plan: Iterable[Sequence[object]], kernels: Iterable[Sequence[object]]) -> list[Table]:
-    """The resolved plan, who decided each value, and who provides each kernel, and why."""
+def plan_tables(
+    plan: Iterable[Sequence[object]], kernels: Iterable[Sequence[object]], notes: Sequence[str]
+) -> list[Table]:
+    """The resolved plan, who decided each value, who provides each kernel, and why; and what else is to be known."""
     return [
         table("Plan", ("what", "value", "decided by"), plan),
         table("Kernels", ("kernel", "provider", "reason", "uses"), kernels),
+        *([table("Notes", ("note",), [(note,) for note in notes])] if notes else []),
     ]
 
 
-def log_plan(plan: Iterable[Sequence[object]], kernels: Iterable[Sequence[object]]) -> None:
+def log_plan(plan: Iterable[Sequence[object]], kernels: Iterable[Sequence[object]], notes: Sequence[str]) -> None:
     """The plan on stderr."""
-    for made in plan_tables(plan, kernels):
+    for made in plan_tables(plan, kernels, notes):
         log.print(made)
 
 

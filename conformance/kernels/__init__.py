@@ -7,7 +7,24 @@ from importlib import import_module
 
 from conformance.row_exam import RowExam
 
-_MODULES = ("norm",)
+_MODULES = (
+    "norm",
+    "gemm",
+    "quant",
+    "elementwise",
+    "rope",
+    "gather",
+    "copy",
+    "device",
+    "kv",
+    "kv_canonical",
+    "comm",
+    "comm_pairs",
+    "attention",
+    "merge",
+    "sampling",
+    "logits",
+)
 
 
 @cache

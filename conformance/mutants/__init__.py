@@ -6,7 +6,7 @@ from importlib import import_module
 
 from conformance.mutants.mutant import CATALOGUE, Mutant
 
-_MODULES = ("norm",)
+_MODULES = ("norm", "add_norm", "gemm", "sampling", "logits")
 
 
 def catalogue() -> tuple[Mutant, ...]:

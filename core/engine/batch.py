@@ -56,6 +56,8 @@ class Batch:
         if samples and seq.matcher is not None:
             plan.masked.append(self._num_draws)
             self.matchers.append(seq.matcher)
+        if samples and seq.embeds:
+            plan.embeds.append(self._num_draws)
         self._num_draws += samples
         self.items.append(Item(seq, count, samples, scores))
         self.budget -= count
@@ -67,12 +69,14 @@ class Batch:
 def retire(items: list[Item], output: StepOutput) -> Iterator[tuple[Sequence, int | None, Logprobs | None]]:
     """Each sequence of a step that has ended, its counts brought up to date, with the id it drew and its report."""
     draws = iter(zip_longest(output.ids, output.logprobs))
-    scores = iter(output.prompt_logprobs)
+    scores, hidden = iter(output.prompt_logprobs), iter(output.hidden)
     for seq, num_tokens, samples, scored in items:
         seq.num_computed += num_tokens
         seq.num_scheduled -= num_tokens
         seq.num_pending -= samples
         if scored:
             seq.prompt_logprobs += next(scores)
+        if samples and seq.embeds:
+            seq.embedding = next(hidden)
         drawn, logprobs = next(draws) if samples else (None, None)
         yield seq, drawn, logprobs

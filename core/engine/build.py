@@ -18,6 +18,7 @@ from core.kernels.dtypes import TORCH_DTYPES
 from core.kv.groups import KVGroup
 from core.model.layers import Builder, Model, Planes
 from core.model.load import Loader, Progress
+from core.model.packing import Packing
 from core.model.source import ModelSource, open_source
 from core.model.spec import ModelConfig, ModelSpec, Shard
 from core.plan import Plan
@@ -83,7 +84,10 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     config.check()
     ranks = ranks or Ranks()
     source, spec = find_model(config.model)
-    model_config: ModelConfig = spec.read_config(source.config, config.max_model_len)
+    raw = dict(source.config)
+    if source.pooling and source.pooling.headless:
+        raw["tie_word_embeddings"] = True  # the step draws from something; nobody is given what it draws
+    model_config: ModelConfig = spec.read_config(raw, config.max_model_len)
     candidate = loader.choose(loader.discover(), config.device)
     facts, device = candidate.facts, candidate.device
     assert isinstance(facts, DeviceFacts)
@@ -93,7 +97,12 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     if plan.batch_invariant and facts.host_memory:
         torch.set_num_threads(1)  # where threads share an operation, the parts depend on its size
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
+    packing = Packing(source, ranks.shard) if plan.weights == "packed" else None
+    if packing:
+        builder.scheme = packing.scheme
     model = spec.build(model_config, builder)
+    if packing:
+        notes += packing.notes(builder.params.values(), plan.dtype)
     groups = model_config.kv_groups
     step = StepFunction(model, kernels, groups, plan, ranks.group)
     layouts = tuple(_layout(kernels, g, builder) for g in groups)

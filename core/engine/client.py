@@ -11,13 +11,12 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-import core.errors
 from core.clock import Clock, SystemClock
 from core.config import EngineConfig
 from core.engine.front import ReadyInfo
@@ -34,6 +33,7 @@ from core.engine.messages import (
     Start,
     Stop,
     ToEngine,
+    understand,
 )
 from core.engine.snapshot import Snapshot
 from core.errors import CoreError, DeviceError
@@ -107,7 +107,6 @@ class EngineClient:
 
         Raises: DeviceError when the engine is not running.
         """
-        self._check_running()
         queue: asyncio.Queue[SequenceOutput] = asyncio.Queue()
         self._streams[request.request_id] = queue
         ended = False
@@ -119,9 +118,17 @@ class EngineClient:
                 yield output
         finally:
             self._streams.pop(request.request_id, None)
-            if not ended and not self._why_down:
-                with contextlib.suppress(DeviceError):  # it ended meanwhile
+            if not ended:
+                with contextlib.suppress(DeviceError):
                     await self._send(Abort(request.request_id))
+
+    async def embed(self, request: Request) -> SequenceOutput:
+        """Send a request for an embedding (`Front.embed_request`); its one output. Being cancelled aborts it.
+
+        Errors are outputs, as in `add`. Raises: DeviceError when the engine is not running.
+        """
+        async with contextlib.aclosing(self.add(request)) as outputs:
+            return await anext(outputs)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iteration gets an output with finish reason "abort". Raises: DeviceError as `add`."""
@@ -130,7 +137,6 @@ class EngineClient:
 
     async def inspect(self, max_sequences: int = 20) -> Snapshot:
         """What the engine holds, at the end of the step that runs. Raises: DeviceError when it is not running."""
-        self._check_running()
         self._num_inspections += 1
         number = self._num_inspections
         answer: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
@@ -155,8 +161,8 @@ class EngineClient:
         """Tell the process to stop, if there is one, and see that it does."""
         if self._process is None or self._process.returncode is not None:
             return
-        # Nobody may be there to take the message.
-        stopping = self._requests.send(msgspec.msgpack.encode(Stop()))
+        stop = msgspec.msgpack.encode(Stop())
+        stopping = asyncio.ensure_future(self._requests.send(stop))  # nobody may be there to take it
         try:
             await asyncio.wait_for(self._process.wait(), STOP_S)
         except TimeoutError:
@@ -169,8 +175,9 @@ class EngineClient:
             raise DeviceError(f"the engine is not running: {self._why_down}")
 
     async def _send(self, message: ToEngine) -> None:
-        """Raises: DeviceError when the engine ends before it took the message."""
-        sending = self._requests.send(msgspec.msgpack.encode(message))
+        """Raises: DeviceError when the engine is not running, or ends before it takes the message."""
+        self._check_running()
+        sending = asyncio.ensure_future(self._requests.send(msgspec.msgpack.encode(message)))
         if not sending.done():  # the pipe is full, or nobody is at its other end any more
             down = asyncio.ensure_future(self._down.wait())
             try:
@@ -191,21 +198,19 @@ class EngineClient:
         self._replies: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._requests.bind(start.requests)
         self._replies.bind(start.replies)
-        self._process = await self._start_process(start)
+        self._process = await self._start_process()
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has ended already, which shows right below
+            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+            await self._process.stdin.drain()
         self._info = await self._first_word()
         self._last_word_s = self._clock.now_s()
         self._why_down = None
         self._down.clear()
 
-    async def _start_process(self, start: Start) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "core.engine.process", stdin=asyncio.subprocess.PIPE
-        )
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended already, which shows when it is waited for
-            process.stdin.write(msgspec.json.encode(start) + b"\n")
-            await process.stdin.drain()
-        return process
+    async def _start_process(self) -> asyncio.subprocess.Process:
+        program = (sys.executable, "-m", "core.engine.process")
+        return await asyncio.create_subprocess_exec(*program, stdin=asyncio.subprocess.PIPE)
 
     async def _first_word(self) -> ReadyInfo:
         assert self._process is not None
@@ -219,12 +224,12 @@ class EngineClient:
             word.cancel()
             raise DeviceError(f"the engine process ended with code {ended.result()} while loading")
         ended.cancel()
-        message = self._understand(word.result())
+        message = understand(self._decoder, word.result())
         if isinstance(message, Ready):
             return message.info
         assert isinstance(message, Failed), message
         await self._process.wait()
-        raise _as_error(message)
+        raise message.error()
 
     def _config_of_launch(self) -> EngineConfig:
         """An engine that is started again writes its trace beside that of the one that ended."""
@@ -258,41 +263,31 @@ class EngineClient:
         try:
             done, _ = await asyncio.wait({ended, listening}, return_when=asyncio.FIRST_COMPLETED)
             if listening in done:
-                return listening.result()
+                listening.result()
             return f"the engine process ended with code {ended.result()}"
+        except CoreError as error:
+            return str(error)
         finally:
             for future in (ended, listening):
                 future.cancel()
             await asyncio.gather(ended, listening, return_exceptions=True)
 
-    async def _listen(self) -> str:
-        """Hand out replies until the engine says that it cannot go on, or cannot be understood; returns which."""
+    async def _listen(self) -> None:
+        """Hand out replies. Raises: CoreError when the engine says that it cannot go on, or cannot be understood."""
         while True:
-            try:
-                message = self._understand(await self._replies.recv())
-            except DeviceError as error:
-                return str(error)
+            message = understand(self._decoder, await self._replies.recv())
             self._last_word_s = self._clock.now_s()
             if isinstance(message, Outputs):
                 for output in message.outputs:
-                    queue = self._streams.get(output.request_id)
-                    if queue is not None:
+                    if queue := self._streams.get(output.request_id):
                         queue.put_nowait(output)
             elif isinstance(message, Beat):
                 self.last_beat = message
             elif isinstance(message, Inspected):
-                answer = self._inspections.get(message.number)
-                if answer is not None and not answer.done():
+                if (answer := self._inspections.get(message.number)) and not answer.done():
                     answer.set_result(message.snapshot)
             elif isinstance(message, Failed):
-                return message.message
-
-    def _understand(self, raw: bytes) -> FromEngine:
-        """Raises: DeviceError for what is no message: whose output it was is not known, so nobody may wait for it."""
-        try:
-            return self._decoder.decode(raw)
-        except msgspec.DecodeError as error:
-            raise DeviceError(f"a message of the engine cannot be understood ({error}): start it again") from error
+                raise message.error()
 
     def _fail(self, reason: str) -> None:
         """Tell everyone who waits for the engine that it is down."""
@@ -303,9 +298,3 @@ class EngineClient:
         for answer in self._inspections.values():
             if not answer.done():
                 answer.set_exception(DeviceError(reason))
-
-
-def _as_error(message: Failed) -> CoreError:
-    kind: Any = getattr(core.errors, message.kind, DeviceError)
-    error: CoreError = kind(message.message)
-    return error

@@ -45,7 +45,7 @@ class Engine:
                 tap = self.profile.tap(tap)
             self._executor, loaded = open_executor(config, progress, tap)
             self._opened = opened.pop_all()
-        self.plan, groups, formats, vocab_size = loaded
+        self.plan, groups, formats, vocab_size, self._pooling = loaded
         identity = cache_identity(self.plan, groups, formats)
         self._spec = spec_digest(*identity)
         plan = self.plan
@@ -98,6 +98,7 @@ class Engine:
             plan=plan.rows(),
             kernels=[(b.row, b.provider, b.reason, b.uses) for b in plan.bindings],
             notes=list(plan.notes),
+            pooling=self._pooling,
         )
 
     def add(self, request: Request) -> None:
@@ -152,6 +153,8 @@ class Engine:
         try:
             output = self._run(plan, beat)
         except Exception as error:
+            if not self.scheduler.num_in_flight:
+                raise  # no step is at fault
             _log.exception("a step failed; the requests in it end with an error")
             return self._give_up(error)
         return [] if output is None else self._update(output)

@@ -17,6 +17,7 @@ from core.engine.ranks import OtherRanks
 from core.engine.step import StepOutput, StepPlan
 from core.errors import DeviceError
 from core.kv.groups import KVGroup
+from core.model.pooling import Pooling
 from core.plan import Plan
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Loaded(NamedTuple):
     groups: tuple[KVGroup, ...]
     formats: tuple[str, ...]
     vocab_size: int
+    pooling: Pooling | None
 
 
 class Executor:
@@ -46,6 +48,7 @@ class Executor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._flights: deque[Future[Flight]] = deque()
         self._awaited: Future[bytes] | None = None  # masks of the step submitted last
+        self._is_broken = False  # a launch has failed since `drop`
         try:
             self.runner = self._thread.submit(open_runner).result()
             # A call that a profile may wrap.
@@ -58,15 +61,19 @@ class Executor:
         """Start a step. Steps run in the order of submission."""
         if self._others:
             self._others.send(plan)
-        if plan.masked:
-            self._awaited = Future()
-            self._flights.append(self._thread.submit(self._launch_masked, plan, self._awaited))
-        else:
-            self._flights.append(self._thread.submit(self.launch, plan))
+        self._awaited = Future() if plan.masked else None
+        self._flights.append(self._thread.submit(self._launch_next, plan, self._awaited))
 
-    def _launch_masked(self, plan: StepPlan, masks: Future[bytes]) -> Flight:
-        self.runner.take_masks = masks.result
-        return self.launch(plan)
+    def _launch_next(self, plan: StepPlan, masks: Future[bytes] | None) -> Flight:
+        """On the device thread. Not after a step that failed: other ranks are still in that one."""
+        if self._is_broken:
+            raise DeviceError("a step before this one failed")
+        self._is_broken = True
+        if masks:
+            self.runner.take_masks = masks.result
+        flight = self.launch(plan)
+        self._is_broken = False
+        return flight
 
     def send_masks(self, words: bytes) -> None:
         """Give the step submitted last the masks it waits for (`StepPlan.masked`)."""
@@ -112,6 +119,7 @@ class Executor:
             self._awaited = None
         while self._flights:
             self._flights.popleft().exception()
+        self._is_broken = False
 
     def close(self) -> None:
         """Stop. Steps in flight are finished first."""
@@ -133,7 +141,8 @@ def open_executor(config: EngineConfig, progress: Progress | None, tap: Tap | No
         ranks = others.join() if others else None
         assembly = assemble(config, ranks, tap)
         runner = open_runner(assembly, config, progress)
-        loaded.append(Loaded(runner.plan, assembly.groups, assembly.formats, assembly.vocab_size))
+        a = assembly
+        loaded.append(Loaded(runner.plan, a.groups, a.formats, a.vocab_size, a.source.pooling))
         return runner
 
     try:

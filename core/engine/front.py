@@ -12,6 +12,7 @@ import msgspec
 from core.clock import Clock, SystemClock
 from core.errors import RequestError
 from core.kv.prefix import chain_keys, root_key
+from core.model.pooling import LAST, Pooling
 from core.request import Request, SamplingParams, resolve_seed
 
 
@@ -22,6 +23,7 @@ class ReadyInfo(msgspec.Struct, frozen=True):
     plan      (name, value, decided by)
     kernels   (row, provider, reason, uses)
     notes     anything else worth showing
+    pooling   how the model makes embeddings; None: it declares nothing
     """
 
     device: str
@@ -34,6 +36,7 @@ class ReadyInfo(msgspec.Struct, frozen=True):
     plan: list[tuple[str, str, str]]
     kernels: list[tuple[str, str, str, int]]
     notes: list[str]
+    pooling: Pooling | None = None
 
 
 class Front:
@@ -70,9 +73,11 @@ class Front:
         Raises: RequestError naming the field, its value and its limit.
         """
         info = self._info
+        if info.pooling and info.pooling.headless:
+            raise RequestError("this model has no head (lm_head.weight): ask it for embeddings, it gives no tokens")
         sampling.check(info.vocab_size)
         ids = list(prompt_ids)
-        self._check_prompt(ids)
+        self._check_prompt(ids, 1)
         room = info.max_model_len - len(ids)
         max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
         if max_tokens > room:
@@ -81,9 +86,6 @@ class Front:
                 f"together they may be {info.max_model_len}, so ask for at most {room}",
                 "max_tokens",
             )
-        keys = b""
-        if info.prefix_caching:
-            keys = chain_keys(root_key(info.spec, cache_salt), ids, info.page_tokens)
         stop_ids = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self._eos_ids)}
         return Request(
             request_id=request_id,
@@ -107,9 +109,49 @@ class Front:
             structured=sampling.structured,
             priority=priority,
             cache_salt=cache_salt,
-            prefix_keys=keys,
+            prefix_keys=self._keys(ids, cache_salt),
             arrival_s=self._clock.now_s(),
         )
+
+    def embed_request(
+        self, prompt_ids: Sequence[int], *, request_id: str, priority: int = 0, cache_salt: str = ""
+    ) -> Request:
+        """A request for the embedding of a prompt, which may be as long as the model takes.
+
+        Raises: RequestError where the model gives none, or naming what is wrong with the prompt.
+        """
+        pooling = self._info.pooling
+        if pooling is None:
+            raise RequestError(
+                "this model's files declare no pooling, so it gives no embeddings: take a model with a modules.json, "
+                "or a GGUF file with a pooling_type"
+            )
+        if pooling.kind != LAST:
+            raise RequestError(
+                f"this model's files declare the pooling {pooling.kind!r}: core makes embeddings of the last token "
+                "only, because the cache keeps no hidden states of the tokens before; take a model with that pooling"
+            )
+        ids = list(prompt_ids)
+        self._check_prompt(ids, 0)
+        return Request(
+            request_id=request_id,
+            prompt_ids=ids,
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            seed=0,
+            max_tokens=0,
+            stop_ids=[],
+            pooling=pooling,
+            priority=priority,
+            cache_salt=cache_salt,
+            prefix_keys=self._keys(ids, cache_salt),
+            arrival_s=self._clock.now_s(),
+        )
+
+    def _keys(self, ids: list[int], cache_salt: str) -> bytes:
+        info = self._info
+        return chain_keys(root_key(info.spec, cache_salt), ids, info.page_tokens) if info.prefix_caching else b""
 
     def _bad_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Ids of each word, as it stands at the start of a text and after a space."""
@@ -120,14 +162,17 @@ class Front:
         spelled = [self._encode(prefix + word.strip(), False) for word in words for prefix in ("", " ")]
         return [list(ids) for ids in dict.fromkeys(map(tuple, spelled)) if ids]
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def _check_prompt(self, ids: list[int], num_more: int) -> None:
+        """`num_more` tokens at least must have room after it."""
         info = self._info
         if not ids:
             raise RequestError("the prompt is empty: it must have at least one token", "prompt")
-        if len(ids) >= info.max_model_len:
+        limit = info.max_model_len - num_more
+        if len(ids) > limit:
+            less = "one less than " if num_more else ""
             raise RequestError(
-                f"the prompt is {len(ids)} tokens: the limit is {info.max_model_len - 1}, one less than "
-                f"max_model_len {info.max_model_len}; shorten it",
+                f"the prompt is {len(ids)} tokens: the limit is {limit}, {less}max_model_len {info.max_model_len}; "
+                "shorten it",
                 "prompt",
             )
         if min(ids) < 0 or max(ids) >= info.vocab_size:

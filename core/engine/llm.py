@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from core.config import EngineConfig
 from core.engine.defaults import read_defaults
@@ -18,7 +20,7 @@ from core.model.chat_template import render
 from core.model.source import open_source
 from core.plan import Plan
 from core.plugin import loader
-from core.request import Logprobs, SamplingParams, new_request_id
+from core.request import Logprobs, Request, SamplingParams, SequenceOutput, new_request_id
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,18 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     logprobs: list[Logprobs] = []
     prompt_logprobs: list[Logprobs] = []
+
+
+class EmbeddingOutput(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The embedding of a prompt: float32, as many as the model's hidden size.
+
+    num_cached   prompt tokens taken from the prefix cache
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    embedding: npt.NDArray[np.float32]
+    num_cached: int
 
 
 Prompt = str | Sequence[int]
@@ -96,20 +110,54 @@ class LLM:
             for index in range(max(1, params.n))
         ]
         by_id = {run.request.request_id: run for run in runs}
+        self._serve([run.request for run in runs], lambda output: by_id[output.request_id].push(output))
+        return [run.result() for run in runs]
+
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
+        """The embedding of each prompt (text, or token ids), in the order of the prompts.
+
+        It is the hidden state of the prompt's last token, normalised where the model's files say so.
+
+        Raises: RequestError for a model that declares no last-token pooling, and for a prompt that cannot be served,
+        before anything runs; DeviceError when a step fails.
+        """
+        requests = [
+            self._front.embed_request(self._prompt_ids(prompt), request_id=new_request_id("embd"))
+            for prompt in _as_batch(prompts)
+        ]
+        outputs: dict[str, SequenceOutput] = {}
+        self._serve(requests, lambda output: outputs.update({output.request_id: output}))
+        return [
+            EmbeddingOutput(
+                request_id=request.request_id,
+                prompt_ids=request.prompt_ids,
+                embedding=np.frombuffer(outputs[request.request_id].embedding, "<f4").astype(np.float32),
+                num_cached=outputs[request.request_id].num_cached,
+            )
+            for request in requests
+        ]
+
+    def _serve(self, requests: Sequence[Request], take: Callable[[SequenceOutput], object]) -> None:
+        """Run these requests to their ends; `take` gets each output. Whatever stops it ends them all.
+
+        Raises: RequestError for one that the engine refused; DeviceError when a step failed.
+        """
         try:
-            for run in runs:
-                self._engine.add(run.request)
+            for request in requests:
+                self._engine.add(request)
             while self._engine.busy:
                 for output in self._engine.step():
-                    run = by_id[output.request_id]
                     if output.error:
                         raise (RequestError if output.refused else DeviceError)(output.error)
-                    run.push(output)
+                    take(output)
         except BaseException:
-            for request_id in by_id:
-                self._engine.abort(request_id)
+            for request in requests:
+                self._engine.abort(request.request_id)
             raise
-        return [run.result() for run in runs]
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; around a text come the tokens that its tokenizer puts there."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Delta]:
         """Continue one prompt, piece by piece. Raises as `generate`."""
@@ -166,7 +214,7 @@ class _Run:
     """One request of `LLM`."""
 
     def __init__(self, llm: LLM, prompt: Prompt, sampling: SamplingParams, index: int = 0) -> None:
-        ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = llm._prompt_ids(prompt)
         self._engine = llm.engine
         self.request = llm._front.request(ids, sampling, request_id=new_request_id("gen"), index=index)
         self._index = index

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import msgspec
 
+import core.errors
 from core.config import EngineConfig
 from core.engine.front import ReadyInfo
 from core.engine.snapshot import Snapshot
+from core.errors import CoreError, DeviceError
 from core.request import Request, SequenceOutput
 
 
@@ -77,6 +81,24 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     kind: str
     message: str
 
+    def error(self) -> CoreError:
+        """As it was raised in the engine process."""
+        kind: Any = getattr(core.errors, self.kind, DeviceError)
+        error: CoreError = kind(self.message)
+        return error
+
 
 ToEngine = Add | Abort | Inspect | Stop
 FromEngine = Ready | Outputs | Beat | Inspected | Failed
+T = TypeVar("T")
+
+
+def understand(decoder: msgspec.msgpack.Decoder[T], raw: bytes) -> T:
+    """The message in `raw`.
+
+    Raises: DeviceError when it is none. Whose it was is not known, so nobody may wait for it any more.
+    """
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise DeviceError(f"a message between server and engine is broken ({error}): start the engine again") from error

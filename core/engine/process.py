@@ -29,9 +29,10 @@ from core.engine.messages import (
     Start,
     Stop,
     ToEngine,
+    understand,
 )
 from core.engine.progress import loading_bar
-from core.errors import CoreError, DeviceError, RequestError
+from core.errors import CoreError, RequestError
 from core.kv.accounts import AccountsError
 from core.request import SequenceOutput
 
@@ -70,7 +71,7 @@ class Loop:
         wait_ms = 0 if self._engine.busy else int(BEAT_S * 1000)
         while self._requests.poll(wait_ms):
             wait_ms = 0
-            message = self._understand(self._requests.recv())
+            message = understand(self._decoder, self._requests.recv())
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Inspect):
@@ -80,13 +81,6 @@ class Loop:
             if output:
                 send(self._replies, Outputs([output]))
         return True
-
-    def _understand(self, raw: bytes) -> ToEngine:
-        """Raises: DeviceError for what is no message: whose request it was is not known, so nobody may wait for it."""
-        try:
-            return self._decoder.decode(raw)
-        except msgspec.DecodeError as error:
-            raise DeviceError(f"a message to the engine cannot be understood ({error}): start it again") from error
 
     def _handle(self, message: Add | Abort) -> SequenceOutput | None:
         if isinstance(message, Abort):

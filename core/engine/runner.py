@@ -40,7 +40,7 @@ class Reported(NamedTuple):
 
 @dataclass
 class Flight:
-    """A step that was launched: what it draws, and log-probabilities where asked for, on the host."""
+    """A step that was launched: what it draws, and log-probabilities and hidden states where asked for, on the host."""
 
     ids: torch.Tensor
     num_ids: int
@@ -48,6 +48,8 @@ class Flight:
     reported: Reported | None
     wanted: list[int]  # per sampling item: how many likeliest tokens to report; -1: no report
     scored: list[tuple[int, int]]  # per scoring item: how many rows, how many likeliest tokens
+    hidden: torch.Tensor | None  # rows of hidden states, from the first to the last that is wanted
+    embeds: list[int]  # which draws' rows those are that are wanted
 
     @torch.inference_mode()
     def output(self) -> StepOutput:
@@ -56,14 +58,20 @@ class Flight:
             event.synchronize()
         ids = self.ids[: self.num_ids].tolist()
         if self.reported is None:
-            return StepOutput(ids)
+            return StepOutput(ids, hidden=self._hidden_states())
         rows = [list(column) for column in zip(*(column.tolist() for column in self.reported), strict=True)]
         logprobs = [_report(row, k) if k >= 0 else None for row, k in zip(rows, self.wanted, strict=False)]
         prompts, start = [], self.num_ids
         for size, k in self.scored:
             prompts.append([_report(row, k) for row in rows[start : start + size]])
             start += size
-        return StepOutput(ids, logprobs, prompts)
+        return StepOutput(ids, logprobs, prompts, self._hidden_states())
+
+    def _hidden_states(self) -> list[bytes]:
+        if self.hidden is None:
+            return []
+        rows = self.hidden.float().numpy().astype("<f4")
+        return [rows[i - self.embeds[0]].tobytes() for i in self.embeds]
 
 
 def _report(row: list[Any], k: int) -> Logprobs:
@@ -206,10 +214,10 @@ class Runner:
         self._rows.apply(plan)
         x = self.pack(plan)
         if plan.masked:
-            ids_L, logits_LV = self._masked_step(plan, x)
+            ids_L, logits_LV, hidden_LE = self._masked_step(plan, x)
         else:
             step = self._step_for(x)
-            ids_L, logits_LV, _, self._last_ids, self._kv = step(self._weights, x, self._last_ids, self._kv)
+            ids_L, logits_LV, hidden_LE, self._last_ids, self._kv = step(self._weights, x, self._last_ids, self._kv)
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
@@ -221,20 +229,30 @@ class Runner:
             wanted, scored = self._wishes(plan)
             reported = Reported(*(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device))
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
-        return Flight(host, sum(plan.samples), arrived, reported, wanted, scored)
+        hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
+        return Flight(host, sum(plan.samples), arrived, reported, wanted, scored, hidden, plan.embeds)
 
-    def _masked_step(self, plan: StepPlan, x: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
-        """Launch the forward, wait for the masks that are being filled meanwhile, then draw: ids_L, logits_LV.
+    def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
+        """Start copying the rows of these draws, and of those between them: one copy, and few rows more."""
+        rows_KE = hidden_LE[embeds[0] : embeds[-1] + 1]
+        host_KE = self._device.host_empty(tuple(rows_KE.shape), rows_KE.dtype)
+        arrived.append(self._device.d2h(host_KE, rows_KE))
+        return host_KE
+
+    def _masked_step(self, plan: StepPlan, x: StepInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Launch the forward, wait for the masks that are being filled meanwhile, then draw.
+
+        Returns ids_L, logits_LV, hidden_LE.
 
         Raises: StepDropped when none will come.
         """
-        logits_LV, _, self._kv = self._step.forward(self._weights, x, self._last_ids, self._kv)
+        logits_LV, hidden_LE, self._kv = self._step.forward(self._weights, x, self._last_ids, self._kv)
         words = self.take_masks()
         if not words:
             raise StepDropped("the step was dropped before its masks came")
         grammar_LW = self._packer.grammar_mask(plan, words, x.key)
         ids_L, self._last_ids = self._step.draw(x, logits_LV, self._last_ids, grammar_LW)
-        return ids_L, logits_LV
+        return ids_L, logits_LV, hidden_LE
 
     def _wishes(self, plan: StepPlan) -> tuple[list[int], list[tuple[int, int]]]:
         """What `Flight` must know to tell whose log-probabilities are whose."""

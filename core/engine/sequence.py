@@ -12,9 +12,11 @@ from core.engine.step import NewSequence
 from core.errors import RequestError
 from core.kv.cache import BlockTable
 from core.kv.prefix import KEY_BYTES, chain_keys
+from core.model.pooling import Pooling
 from core.request import Logprobs, Request, SequenceOutput
 
 _NO_DRAW = "the model's logits are not numbers"
+_NO_EMBEDDING = "the model's hidden states are not numbers"
 _NO_DRAW_MASKED = f"{_NO_DRAW}, or structured, allowed_token_ids, bad_words and min_tokens leave nothing to draw"
 
 
@@ -41,9 +43,11 @@ class Sequence:
     num_cached      prompt tokens found in the prefix cache when it was first admitted
     num_fed         tokens that will ever be computed: the last one that a request may have is not fed back
     scores          log-probabilities of its prompt are wanted
+    embeds          an embedding is wanted: what is drawn after the prompt is nobody's
     recalls         devices need the ids drawn before for its draws
     in_step         its draws depend on the ids drawn before: nothing of it is scheduled while a draw is in flight
     prompt_logprobs of prompt tokens that no output has taken yet
+    embedding       the last token's hidden state, once computed, and then what is made of it
     matcher         what its grammar allows next; None without one
     error           why nothing can be made of what was drawn
     """
@@ -64,6 +68,8 @@ class Sequence:
     recalls: bool = field(init=False)
     in_step: bool = field(init=False)
     scores: bool = field(init=False)
+    embeds: bool = field(init=False)
+    embedding: bytes = b""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     matcher: Matcher | None = None
     error: str | None = None
@@ -71,8 +77,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.stop_ids = frozenset(self.request.stop_ids)
-        self.num_fed = len(self.request.prompt_ids) + self.request.max_tokens - 1
+        self.num_fed = len(self.request.prompt_ids) + max(1, self.request.max_tokens) - 1
         r = self.request
+        self.embeds = r.pooling is not None
         self.scores = r.prompt_logprobs >= 0
         self.recalls = bool(r.bad_ids) or r.repetition_penalty != 1 or bool(r.frequency_penalty or r.presence_penalty)
         self.in_step = self.recalls or r.structured is not None
@@ -119,6 +126,8 @@ class Sequence:
 
     def take(self, drawn: int) -> str | None:
         """Add an id drawn. Returns why the output ends: "stop", "length", "error" (then `error` says why), or None."""
+        if self.request.pooling is not None:
+            return self._take_embedding(self.request.pooling)
         if self.matcher is not None and self.matcher.fault:
             self.error = self.matcher.fault
         elif drawn < 0:
@@ -133,10 +142,21 @@ class Sequence:
             return "stop"
         return "length" if self.num_outputs >= self.request.max_tokens else None
 
+    def _take_embedding(self, pooling: Pooling) -> str:
+        made = pooling.finish(self.embedding)
+        if made is None:
+            self.error = _NO_EMBEDDING
+            return "error"
+        self.embedding = made
+        return "stop"
+
     def output(self, drawn: int, logprobs: Logprobs | None, reason: str | None) -> SequenceOutput:
         """What one draw adds, with the log-probabilities of the prompt that have come since the last one."""
         if reason == "error":
             return SequenceOutput(self.request.request_id, [], reason, error=self.error)
+        if self.embeds:
+            cached = self.num_cached or 0
+            return SequenceOutput(self.request.request_id, [], reason, num_cached=cached, embedding=self.embedding)
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []
         return SequenceOutput(
             self.request.request_id,

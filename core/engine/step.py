@@ -34,6 +34,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     drawn                  (row, id): ids drawn before, of rows whose draws depend on them
     masked                 of the draws, in order, the numbers of those that wait for a mask: it comes after the plan,
                            while the step runs (int32 [len(masked), ceil(V / 32)], as bytes; none: the step is dropped)
+    embeds                 of the draws, in order, the numbers of those whose hidden states are wanted
 
     An id at a position that the runner was not given is the last one drawn for that row.
     """
@@ -47,6 +48,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     scores: list[bool]
     drawn: list[tuple[int, int]]
     masked: list[int] = msgspec.field(default_factory=list)
+    embeds: list[int] = msgspec.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -59,8 +61,10 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     ids              per sampling item of the plan, in order; -1 where the logits were not numbers
     logprobs         per sampling item; None where the request asked for none; empty when none did
     prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
+    hidden           per entry of the plan's `embeds`: the hidden state after the last norm, float32, little-endian
     """
 
     ids: list[int]
     logprobs: list[Logprobs | None] = msgspec.field(default_factory=list)
     prompt_logprobs: list[list[Logprobs]] = msgspec.field(default_factory=list)
+    hidden: list[bytes] = msgspec.field(default_factory=list)

@@ -86,7 +86,7 @@ class KernelSet:
         if need.batch_invariant and not row.batch_invariant:
             raise PluginError(
                 f"batch_invariant was asked for, and there is no batch-invariant kernel for {name} ({reason}): "
-                "choose a device that has one, such as cpu"
+                "leave it out, or choose a device and weights that have one, such as cpu with dequantised weights"
             )
         parts = {part: self._resolve(part, need, count=False) for part in row.parts}
         return partial(row.reference, **parts) if parts else row.reference
@@ -95,6 +95,8 @@ class KernelSet:
         asked = self._overrides.get(row.name)
         if row.bundle == "kv":
             return self._choose_in_bundle(row.name, need)
+        if row.reader:
+            return self._choose_for_reader(row.name, TABLE[row.reader], need)
         if asked == REFERENCE:
             return None, "asked for"
         reasons = []
@@ -109,10 +111,18 @@ class KernelSet:
             raise ConfigError(f"--kernel {row.name}={asked}: {'; '.join(reasons)}; remove it to use what fits")
         return None, "; ".join(reasons) or "no implementation"
 
+    def _choose_for_reader(self, name: str, reader: Row, need: Need) -> tuple[Implementation | None, str]:
+        """What the provider of `reader` has for this row; it takes the reference's result where it has nothing."""
+        chosen, reason = self._choose(reader, need)
+        own = self._of(chosen.provider, name) if chosen else []
+        return next((i for i in own if i.support.refuses(need) is None), None), f"for {reader.name}, {reason}"
+
     def _check_overrides(self) -> None:
         for name, provider in self._overrides.items():
             if name not in TABLE:
                 raise ConfigError(f"--kernel {name}={provider}: there is no such kernel; `core plan` lists them")
+            if reader := TABLE[name].reader:
+                raise ConfigError(f"--kernel {name}={provider}: only {reader} reads it; ask for {reader}={provider}")
             have = [REFERENCE] + [i.provider for i in self._by_row[name]]
             if provider not in have:
                 raise ConfigError(f"--kernel {name}={provider}: choose among {', '.join(dict.fromkeys(have))}")

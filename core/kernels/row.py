@@ -36,6 +36,7 @@ class Row:
     production   must be native for the production certificate
     parts        rows this one is composed of: handed to the reference as keyword arguments, bound
     bundle       rows of one bundle come from one provider
+    reader       row that alone reads the result: whoever provides that one provides this one
     batch_invariant   the reference's bits for a token depend on that token's sequence alone
     """
 
@@ -50,6 +51,7 @@ class Row:
     production: bool = False
     parts: tuple[str, ...] = ()
     bundle: str | None = None
+    reader: str | None = None
     batch_invariant: bool = True
 
 

@@ -150,13 +150,19 @@ _ROWS = (
         mutates=("target",),
     ),
     # dense
-    Row("pack_weight", Group.DENSE, "w_NK | scheme -> handle, once at load", dense.pack_weight),
+    Row(
+        "pack_weight",
+        Group.DENSE,
+        "w_NK in a form of core.kernels.schemes | scheme -> handle, once at load",
+        dense.pack_weight,
+        reader="linear",
+    ),
     Row(
         "linear",
         Group.DENSE,
         "x_TK, handle, bias_N or None -> y_TN",
         dense.linear,
-        rounding="products summed in float32 or wider",
+        rounding="products summed in float32 or wider; of q4_1: scale, minimum + 8 scale, and the weight made of them",
         tolerance="gemm",
         production=True,
         batch_invariant=False,

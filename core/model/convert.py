@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError
+from core.model.pooling import write_folder
 from core.model.source import ModelSource
 from core.plugin.facts import DTYPES
 
@@ -29,7 +30,8 @@ def convert(
     progress: Progress = lambda done, total: None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes config.json, generation_config.json, tokenizer files and model*.safetensors with tensors in `dtype`.
+    """Writes config.json, generation_config.json, tokenizer files and model*.safetensors with tensors in `dtype`;
+    where the model declares last-token pooling, that too.
 
     progress        called with (tensors done, tensors in all) after each tensor
     max_shard_bytes a file is closed before it would grow beyond; also about the memory needed
@@ -44,6 +46,7 @@ def convert(
     out_dir.mkdir(parents=True, exist_ok=True)
     _write_weights(source, out_dir, dtype, progress, max_shard_bytes)
     _write_tokenizer(source, out_dir)
+    write_folder(source.pooling, out_dir)
     eos_ids = source.eos_ids
     generation = {**source.generation_config, **({"eos_token_id": eos_ids} if eos_ids else {})}
     _write_json(out_dir / "generation_config.json", generation)

@@ -7,6 +7,7 @@ order, or one part of several.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class _BulkReader(GGUFReader):
 class GgufFile:
     """Metadata and tensors of one GGUF file, memory-mapped.
 
-    tensors   name -> the library's record of it: `data` is a view of the stored bytes, outer dimension first
+    tensors   name -> the library's record of it: type and sizes; for its data see `stored`
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,6 +69,16 @@ class GgufFile:
             )
         self.path = path
         self.tensors: dict[str, Any] = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    def stored(self, name: str) -> np.ndarray:
+        """The stored bytes of a tensor, outer dimension first: a view of the mapped file.
+
+        Touched pages of a mapped file count as this process's memory, so those of earlier calls are given back. Views
+        stay valid: the system reads their pages again, most likely from its cache.
+        """
+        self._reader.data.base.madvise(mmap.MADV_DONTNEED)
+        data: np.ndarray = self.tensors[name].data
+        return data
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key: a number, bool, string, or a list of these."""

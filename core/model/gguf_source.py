@@ -21,15 +21,19 @@ from core.errors import ConfigError
 from core.model.gguf_config import read_config, read_eos_ids
 from core.model.gguf_reader import GgufFile
 from core.model.gguf_tokenizer import build_tokenizer
+from core.model.pooling import Pooling, read_gguf
 from core.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
+    from core.kernels.schemes import Q41Weight
     from core.model.spec import ModelSpec
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+_Q41_BLOCK_BYTES = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q4_1][1]
 
 # Stands for rope settings, which the config holds: not a tensor of the model.
 _NOT_WEIGHTS = ("rope_freqs.weight",)
@@ -110,6 +114,11 @@ class GgufSource:
         return template
 
     @property
+    def pooling(self) -> Pooling | None:
+        arch = self._file.require("general.architecture")
+        return read_gguf(lambda key: self._file.get(f"{arch}.{key}"))
+
+    @property
     def size_bytes(self) -> int:
         return sum(int(tensor.n_bytes) for tensor in self._file.tensors.values())
 
@@ -139,17 +148,26 @@ class GgufSource:
         """As `ModelSource.read`: float32. Blocks lie along rows, so rows are read alone and columns cut afterwards."""
         import torch
 
-        tensor = self._tensor(name)
+        stored_type = self._tensor(name).tensor_type
+        stored = self._file.stored(self._gguf_names[name])
         rows = rows or slice(None)
         order = self._row_order(name)
         if order is not None:
-            array = gguf.dequantize(tensor.data[order[rows]], tensor.tensor_type)
+            array = gguf.dequantize(stored[order[rows]], stored_type)
         else:
-            array = gguf.dequantize(tensor.data, tensor.tensor_type)
+            array = gguf.dequantize(stored, stored_type)
             array = self._fix(name, array, self.config)[rows] if self._fix else array[rows]
         if columns is not None:
             array = array[:, columns]
         return torch.from_numpy(np.array(array, dtype=np.float32))
+
+    def quantised(self, name: str) -> _Q41Tensor | None:
+        """As `ModelSource.quantised`: tensors of type Q4_1, unless the family's fix changes their values."""
+        tensor = self._tensor(name)
+        if tensor.tensor_type != gguf.GGMLQuantizationType.Q4_1:
+            return None
+        order = self._row_order(name)
+        return None if order is None else _Q41Tensor(tensor.data, order)
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """The stored row of every row, when the family's fix only reorders rows; None when it changes values.
@@ -162,6 +180,29 @@ class GgufSource:
             return numbers.astype(np.int64)
         fixed = self._fix(name, numbers.reshape(num_rows, *[1 for _ in others]), self.config).reshape(-1)
         return fixed.astype(np.int64) if np.array_equal(np.sort(fixed), numbers) else None
+
+
+class _Q41Tensor:
+    """A `QuantisedTensor` over the stored blocks, each of 2 bytes of scale, 2 of minimum, and 16 of codes.
+
+    data    [N, bytes of a row] uint8
+    order   the stored row of every row
+    """
+
+    def __init__(self, data: np.ndarray, order: np.ndarray) -> None:
+        self._blocks = data.reshape(len(data), -1, _Q41_BLOCK_BYTES)
+        self._order = order
+
+    def read(self, rows: slice, columns: slice | None = None) -> Q41Weight:
+        import torch
+
+        from core.kernels.schemes import BLOCK, Q41Weight
+
+        part = slice(None) if columns is None else slice(columns.start // BLOCK, columns.stop // BLOCK)
+        blocks = self._blocks[self._order[rows]][:, part]
+        scale, minimum = (np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0] for at in (0, 2))
+        codes = blocks[..., 4:].reshape(len(blocks), -1)
+        return Q41Weight(*map(torch.from_numpy, (codes, scale, minimum)))
 
 
 def unpermute_rope(array: np.ndarray, num_heads: int) -> np.ndarray:

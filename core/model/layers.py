@@ -9,7 +9,7 @@ Legend: T tokens, S sequences, L logit rows, B blocks, H heads, D head size, E h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from core.model.spec import Shard
@@ -45,6 +45,7 @@ class Param:
     shape    on this rank; rows past the end of the sources are zero
     sources  joined along axis 0
     packed   handed to `pack_weight` after loading
+    scheme   form in which it is handed over; of a packed one alone
     make     computes it instead of reading it
     add      added to what is read, in float32, before it is rounded to the model's dtype
     """
@@ -53,13 +54,17 @@ class Param:
     shape: tuple[int, ...]
     sources: tuple[Source, ...] = ()
     packed: bool = False
+    scheme: str = "dense"
     make: Callable[[], torch.Tensor] | None = None
     add: float = 0.0
 
 
 @dataclass
 class Builder:
-    """What layers are built with: kernels to bind, the rank's shard, and where parameters are declared."""
+    """What layers are built with: kernels to bind, the rank's shard, and where parameters are declared.
+
+    scheme   chooses the form of each packed parameter
+    """
 
     kernels: KernelSet
     shard: Shard
@@ -67,12 +72,20 @@ class Builder:
     page_tokens: int
     max_len: int
     process_group: Any = None
+    scheme: Callable[[Param], str] = lambda param: "dense"
     params: dict[str, Param] = field(default_factory=dict)
 
     def param(self, param: Param) -> str:
         assert param.name not in self.params, param.name
         self.params[param.name] = param
         return param.name
+
+    def weight(self, name: str, shape: tuple[int, int], sources: tuple[Source, ...]) -> tuple[str, Kernel]:
+        """Declares a weight [N, K], in the form chosen for it, and binds the kernel that multiplies by it."""
+        param = Param(name, shape, sources, packed=True)
+        scheme = self.scheme(param)
+        linear = self.kernels.bind("linear", self.need(n=shape[0], k=shape[1], scheme=scheme))
+        return self.param(replace(param, scheme=scheme)), linear
 
     def need(self, **more: Any) -> Need:
         return Need(dtype=self.dtype, **more)
@@ -147,14 +160,13 @@ class Linear:
         n_here = b.split(n) if split == "rows" else n
         k_here = b.split(k) if split == "columns" else k
         weights = tuple(Source(f"{s}.weight", axis, sections) for s in sources)
-        self.weight = b.param(Param(f"{name}.weight", (n_here, k_here), weights, packed=True))
+        self.weight, self._linear = b.weight(f"{name}.weight", (n_here, k_here), weights)
         self.bias = None
         if bias:
             # A sum over ranks must count the bias once, so with `columns` only rank 0 has it.
             biases = tuple(Source(f"{s}.bias", 0 if split == "rows" else None, sections) for s in sources)
             if split != "columns" or b.shard.rank == 0:
                 self.bias = b.param(Param(f"{name}.bias", (n_here,), biases))
-        self._linear = b.kernels.bind("linear", b.need(n=n_here, k=k_here, scheme="dense"))
         self._reduce = _all_reduce(b) if split == "columns" else None
 
     def __call__(self, w: Weights, x_TK: torch.Tensor) -> torch.Tensor:
@@ -185,9 +197,8 @@ class Head:
 
     def __init__(self, b: Builder, name: str, source: str, vocab: int, hidden: int) -> None:
         rows = -(-vocab // b.shard.size)
-        self.weight = b.param(Param(name, (rows, hidden), (Source(source, 0),), packed=True))
+        self.weight, self._linear = b.weight(name, (rows, hidden), (Source(source, 0),))
         self.vocab = vocab
-        self._linear = b.kernels.bind("linear", b.need(n=rows, k=hidden, scheme="dense"))
         self._gather = None
         if b.shard.size > 1:
             self._gather = b.kernels.bind("all_gather", b.need(), group=b.process_group)

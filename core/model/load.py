@@ -17,6 +17,7 @@ import torch
 from core.errors import ConfigError
 from core.kernels.bind import KernelSet
 from core.kernels.dtypes import TORCH_DTYPES
+from core.kernels.schemes import BLOCK, Q41Weight
 from core.model.layers import Param, Source
 from core.model.source import ModelSource
 from core.model.spec import Shard
@@ -24,8 +25,9 @@ from core.plugin.device import Device
 from core.plugin.facts import Need
 
 Progress = Callable[[int, int], None]
+Weight = torch.Tensor | Q41Weight
 
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 4 * 2**20
 
 
 class Loader:
@@ -57,17 +59,17 @@ class Loader:
     def load(self, params: Mapping[str, Param]) -> dict[str, Any]:
         """Every parameter, by name. Raises: ConfigError for a tensor that is missing or has another shape."""
         total = sum(self._bytes(p) for p in params.values())
-        shared = Counter((p.sources, p.add) for p in params.values() if p.sources)
-        kept: dict[object, torch.Tensor] = {}
+        shared = Counter(_content(p) for p in params.values() if p.sources)
+        kept: dict[object, Weight] = {}
         weights, done = {}, 0
         for name, param in params.items():
-            content = (param.sources, param.add)
+            content = _content(param)
             raw = kept.get(content)
             if raw is None:
                 raw = self._make(param) if param.make else self._read(param)
             if shared[content] > 1:
                 kept[content] = raw
-            weights[name] = self._pack(raw) if param.packed else raw
+            weights[name] = self._pack(raw, param) if param.packed else raw
             done += self._bytes(param)
             self._progress(done, total)
         return weights
@@ -75,26 +77,31 @@ class Loader:
     def notes(self, params: Mapping[str, Param]) -> list[str]:
         """What the user should know of the model's files: tensors nobody takes, and weights that grow by loading."""
         used = {source.name for p in params.values() for source in p.sources}
+        dense = {source.name for p in params.values() for source in p.sources if p.scheme == "dense"}
         unused = sorted(set(self._source.names()) - used)
         notes = [f"{len(unused)} tensors of the model are not used, such as {unused[0]}"] if unused else []
-        quantised = Counter(self._source.dtype(name) for name in used if self._source.dtype(name) not in TORCH_DTYPES)
+        quantised = Counter(self._source.dtype(name) for name in dense if self._source.dtype(name) not in TORCH_DTYPES)
         if quantised:
-            whole = sum({p.sources: self._bytes(p) for p in params.values() if p.sources}.values())
+            whole = sum({_content(p): self._bytes(p) for p in params.values() if p.sources}.values())
             added = (whole - self._source.size_bytes // self._shard.size) / 2**20
             kinds = " and ".join(f"{name} ({count} tensors)" for name, count in sorted(quantised.items()))
             notes.append(f"weights in {kinds} are dequantised to {self._dtype_name}, which takes {added:,.0f} MiB more")
         return notes
 
     def _bytes(self, param: Param) -> int:
-        count = 1
-        for size in param.shape:
-            count *= size
-        return count * self._dtype.itemsize
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._tensors(param))
 
-    def _pack(self, raw: torch.Tensor) -> Any:
-        n, k = raw.shape
-        need = Need(dtype=self._dtype_name, n=n, k=k, scheme="dense")
-        return self._kernels.bind("pack_weight", need, scheme="dense")(raw)
+    def _tensors(self, param: Param) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of what a parameter is read into: one tensor, or those of a `Q41Weight`."""
+        if param.scheme == "dense":
+            return [(param.shape, self._dtype)]
+        n, k = param.shape
+        return [((n, k // 2), torch.uint8), *[((n, k // BLOCK), torch.float16)] * 2]
+
+    def _pack(self, raw: Weight, param: Param) -> Any:
+        n, k = param.shape
+        need = Need(dtype=self._dtype_name, n=n, k=k, scheme=param.scheme)
+        return self._kernels.bind("pack_weight", need, scheme=param.scheme)(raw)
 
     def _make(self, param: Param) -> torch.Tensor:
         assert param.make is not None
@@ -104,22 +111,35 @@ class Loader:
         self._device.h2d(target, made).synchronize()
         return target
 
-    def _read(self, param: Param) -> torch.Tensor:
-        target = self._device.empty(param.shape, self._dtype, self._where)
+    def _read(self, param: Param) -> Weight:
+        targets = [self._device.empty(shape, dtype, self._where) for shape, dtype in self._tensors(param)]
         row = 0
         for source in param.sources:
             rows, columns = self._part(source)
             self._check_fit(param, source, row + sum(r.stop - r.start for r in rows), columns)
             for piece in _pieces(rows, PIECE_BYTES // (4 * math.prod(param.shape[1:]))):
-                part = self._source.read(source.name, piece, columns)
-                if param.add:
-                    part = part.float() + param.add
-                end = row + part.shape[0]
-                self._device.h2d(target[row:end], part.to(self._dtype)).synchronize()
+                end = row + piece.stop - piece.start
+                parts = self._read_piece(param, source, piece, columns)
+                for target, part in zip(targets, parts, strict=True):
+                    self._device.h2d(target[row:end], part).synchronize()
                 row = end
         if row < param.shape[0]:
-            self._pad(param, target[row:])
-        return target
+            self._check_pad(param, row)
+            for target in targets:
+                rest = target[row:]
+                self._device.h2d(rest, torch.zeros(tuple(rest.shape), dtype=rest.dtype)).synchronize()
+        return targets[0] if param.scheme == "dense" else Q41Weight(*targets)
+
+    def _read_piece(self, param: Param, source: Source, rows: slice, columns: slice | None) -> tuple[torch.Tensor, ...]:
+        """Rows of a tensor, as they stand in the parameter's tensors."""
+        if param.scheme != "dense":
+            quantised = self._source.quantised(source.name)
+            assert quantised is not None, source.name
+            return quantised.read(rows, columns)
+        part = self._source.read(source.name, rows, columns)
+        if param.add:
+            part = part.float() + param.add
+        return (part.to(self._dtype),)
 
     def _check_fit(self, param: Param, source: Source, end: int, columns: slice | None) -> None:
         """Whether the part of a tensor that reaches to row `end` of a parameter has the shape it must have."""
@@ -132,16 +152,15 @@ class Loader:
                 f"fit {param.name} {param.shape} as config.json has it: the files do not belong together"
             )
 
-    def _pad(self, param: Param, rest: torch.Tensor) -> None:
-        """Rows past the end of a table that ranks share unevenly."""
+    def _check_pad(self, param: Param, row: int) -> None:
+        """Whether a parameter may end at `row` and be zero from there: as the last part of a table shared unevenly."""
         source = param.sources[0]
         share = -(-self._source.shape(source.name)[0] // self._shard.size)
         if len(param.sources) > 1 or source.axis != 0 or share != param.shape[0]:
             raise ConfigError(
-                f"{self._source.name}: {source.name} has {param.shape[0] - len(rest)} rows and {param.name} "
+                f"{self._source.name}: {source.name} has {row} rows and {param.name} "
                 f"needs {param.shape[0]} as config.json has it: the files do not belong together"
             )
-        self._device.h2d(rest, torch.zeros(tuple(rest.shape), dtype=self._dtype)).synchronize()
 
     def _part(self, source: Source) -> tuple[list[slice], slice | None]:
         """The rows of a tensor that this rank needs, in order, and the columns (None: all)."""
@@ -159,6 +178,11 @@ class Loader:
         share = -(-size // self._shard.size)
         first, last = (min(size, rank * share) for rank in (self._shard.rank, self._shard.rank + 1))
         return slice(start + first, start + last)
+
+
+def _content(param: Param) -> object:
+    """What is the same for parameters that can share memory."""
+    return param.sources, param.add, param.scheme
 
 
 def _pieces(rows: list[slice], most: int) -> Iterator[slice]:

@@ -2,6 +2,7 @@
 
 Refuses folders without config.json, pickle weights, shards that are missing or cut short, and checkpoints that are
 quantised. Code that a checkpoint brings is never run: `auto_map` is ignored, and its family is known or it is not.
+A checkpoint of a model without its head names tensors without "model." before them; here they have it all the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from core.errors import ConfigError
+from core.model.pooling import Pooling, read_folder
 from core.model.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_HEAD, _BASE = "lm_head.weight", "model."
+_EMBEDDING = "embed_tokens.weight"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -47,6 +51,8 @@ class SafetensorsSource:
         self._readers: dict[Path, Any] = {}
         for path in self._shards():
             self._open(path)
+        if _EMBEDDING in self._parts:
+            self._parts = {name if name == _HEAD else _BASE + name: part for name, part in self._parts.items()}
 
     def _shards(self) -> list[Path]:
         if (self._folder / _INDEX).is_file():
@@ -76,7 +82,7 @@ class SafetensorsSource:
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path} is cut short or damaged ({error}): fetch it again") from error
         for name in reader.keys():  # noqa: SIM118 - not a dict
-            self._parts[name] = (path, reader.get_slice(name))
+            self._parts[name] = (path, name, reader.get_slice(name))
 
     @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:
@@ -114,9 +120,13 @@ class SafetensorsSource:
             template = {each["name"]: each["template"] for each in template}.get("default")
         return template
 
+    @cached_property
+    def pooling(self) -> Pooling | None:
+        return read_folder(self._folder, self.config, self.names())
+
     @property
     def size_bytes(self) -> int:
-        return sum(path.stat().st_size for path in {path for path, _ in self._parts.values()})
+        return sum(path.stat().st_size for path in {path for path, *_ in self._parts.values()})
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -129,10 +139,10 @@ class SafetensorsSource:
         return list(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._part(name)[1].get_shape())
+        return tuple(self._part(name)[-1].get_shape())
 
     def dtype(self, name: str) -> str:
-        stored = self._part(name)[1].get_dtype()
+        stored = self._part(name)[-1].get_dtype()
         if stored not in _DTYPES:
             raise ConfigError(f"tensor {name} of {self._folder} is of type {stored}: core reads {', '.join(_DTYPES)}")
         return _DTYPES[stored]
@@ -145,13 +155,16 @@ class SafetensorsSource:
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
         """As `ModelSource.read`. The file is memory-mapped: only the pages of the part are read."""
         self.dtype(name)
-        path, _ = self._part(name)
+        path, stored_name, _ = self._part(name)
         if path not in self._readers:
             self._readers[path] = safe_open(path, framework="pt")
-        part = self._readers[path].get_slice(name)
+        part = self._readers[path].get_slice(stored_name)
         rows = rows or slice(None)
         tensor: torch.Tensor = part[rows] if columns is None else part[rows, columns]
         return tensor
+
+    def quantised(self, name: str) -> None:
+        """As `ModelSource.quantised`: nothing is, in these files."""
 
 
 def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:

@@ -21,11 +21,20 @@ from core.model.weights_package import locate_package
 if TYPE_CHECKING:
     import torch
 
+    from core.kernels.schemes import Q41Weight
+    from core.model.pooling import Pooling
     from core.model.spec import ModelSpec, WeightsPackage
     from core.model.tokenizer import Tokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+
+
+class QuantisedTensor(Protocol):
+    """A tensor as it is stored, in scheme q4_1 of `core.kernels.schemes`."""
+
+    def read(self, rows: slice, columns: slice | None = None) -> Q41Weight:
+        """Rows and columns of it on the host. Columns begin and end with a block. Not to be written to."""
 
 
 class ModelSource(Protocol):
@@ -36,6 +45,7 @@ class ModelSource(Protocol):
     eos_ids            every id that ends the output, ascending
     special_tokens     what templates may name: bos_token, eos_token, unk_token, pad_token -> text
     chat_template      Jinja source, or None
+    pooling            how it makes embeddings, or None where it declares none
     size_bytes         of all tensors, as stored
     """
 
@@ -51,6 +61,8 @@ class ModelSource(Protocol):
     def special_tokens(self) -> Mapping[str, str]: ...
     @property
     def chat_template(self) -> str | None: ...
+    @property
+    def pooling(self) -> Pooling | None: ...
     @property
     def size_bytes(self) -> int: ...
 
@@ -72,6 +84,9 @@ class ModelSource(Protocol):
         Only the part asked for is made. Its dtype is the stored one, or float32 from a GGUF file.
         Slices have step 1. Raises: ConfigError when the tensor is missing or of a type that core cannot read.
         """
+
+    def quantised(self, name: str) -> QuantisedTensor | None:
+        """A tensor without dequantising it; None when it is stored in no scheme that weights can stay packed in."""
 
 
 def open_source(model: str, packages: Sequence[WeightsPackage], specs: Sequence[ModelSpec]) -> ModelSource:

@@ -6,7 +6,7 @@ Legend: T tokens, H heads, D head size, K and N columns in and out, F rotated si
 import torch
 import torch.nn.functional as F
 
-_TANH = {"gelu": "none", "gelu_tanh": "tanh"}
+from core.kernels.reference import dense as reference
 
 
 def linear(x: torch.Tensor, handle: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -44,7 +44,9 @@ def rope(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 def act_mul(x: torch.Tensor, *, act: str) -> torch.Tensor:
     """act(x[:, :K]) times x[:, K:]: [T, 2K] -> [T, K]; act is "silu", "gelu" or "gelu_tanh"."""
     gate, up = x.chunk(2, -1)
-    active = F.silu(gate) if act == "silu" else F.gelu(gate, approximate=_TANH[act])
+    if act == "gelu":
+        return reference.gelu(gate).mul_(up)
+    active = F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")
     return active.mul_(up)
 
 

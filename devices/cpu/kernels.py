@@ -1,9 +1,11 @@
 """Which rows of the kernel table the CPU supplies, and what each takes."""
 
+from functools import partial
+
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kernels.row import Implementation, Kernel
 from core.plugin import DeviceFacts, Support
-from devices.cpu import attention, dense, invariant, kv, plan, sampling
+from devices.cpu import attention, dense, invariant, kv, packed, plan, sampling
 
 _KERNELS: dict[str, Kernel] = {
     "linear": dense.linear,
@@ -51,4 +53,18 @@ def implementations(facts: DeviceFacts) -> list[Implementation]:
         return Implementation(row, kernel, provider, support)
 
     fast = [one(row, kernel, "cpu", row not in _BATCH_DEPENDENT) for row, kernel in _KERNELS.items()]
-    return fast + [one(row, kernel, "cpu-invariant", True) for row, kernel in _INVARIANT.items()]
+    same = [one(row, kernel, "cpu-invariant", True) for row, kernel in _INVARIANT.items()]
+    return fast + _packed() + same
+
+
+def _packed() -> list[Implementation]:
+    """Weights of 4 bits, where torch has them."""
+    block_rows = packed.find_block_rows()
+    if block_rows is None:
+        return []
+    support = Support(dtypes=frozenset({"bfloat16"}), schemes=frozenset({"q4_1"}))
+    pack_weight = partial(packed.pack_weight, block_rows=block_rows)
+    return [
+        Implementation("linear", packed.linear, "cpu", support),
+        Implementation("pack_weight", pack_weight, "cpu", support),
+    ]

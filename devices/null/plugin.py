@@ -1,7 +1,7 @@
 """A device without arithmetic: the token after t is t + 1, modulo the vocabulary.
 
 For tests of everything around the model (scheduling, servers, clients) at a speed that the model does not limit. No
-weights are read. Its kernels pass on tensors of the right shape that share one zero; the ids of the step are kept
+weights are read. Its kernels pass on tensors of the right shape that take no memory; the ids of the step are kept
 aside, for `sample` to count on from.
 """
 

@@ -22,7 +22,7 @@ def plan(
     if as_json:
         values = [{"name": name, "value": value, "decided_by": by} for name, value, by in found.rows()]
         kernels = [{"row": r, "provider": p, "reason": why, "uses": uses} for r, p, why, uses in found.bindings]
-        print_json({"plan": values, "kernels": kernels})
+        print_json({"plan": values, "kernels": kernels, "notes": found.notes})
         return
-    for made in plan_tables(found.rows(), found.bindings):
+    for made in plan_tables(found.rows(), found.bindings, found.notes):
         out.print(made)

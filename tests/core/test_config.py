@@ -76,6 +76,7 @@ def test_an_accelerator_by_default() -> None:
         "device": ("warp", "found on this machine"),
         "arch": ("a chip", "device warp"),
         "dtype": ("bfloat16", "the model"),
+        "weights": ("dequantised", "default"),
         "max_model_len": (4096, "the model"),
         "shapes": (ShapePolicy(), "device warp"),
         "max_num_seqs": (256, "default"),
@@ -296,9 +297,10 @@ def test_the_identity_of_a_cache() -> None:
     others = [
         cache_identity(plan(EngineConfig(model="other"), model_max_len=160), (group,), ("layout",)),
         cache_identity(plan(EngineConfig(dtype="float32"), model_max_len=160), (group,), ("layout",)),
+        cache_identity(plan(EngineConfig(weights="packed"), model_max_len=160), (group,), ("layout",)),
         cache_identity(plan(EngineConfig(block_size=32), model_max_len=160), (group,), ("layout",)),
         cache_identity(made, (KVGroup(2, 4, 64, retain=8),), ("layout",)),
         cache_identity(made, (group,), ("other",)),
     ]
-    assert len({base, *others}) == 6
+    assert len({base, *others}) == 7
     assert cache_identity(small(seed=3), (group,), ("layout",)) == base

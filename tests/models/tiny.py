@@ -92,6 +92,30 @@ def write_family(folder: Path, family: str, **config: Any) -> Path:
     return folder
 
 
+def declare_pooling(
+    folder: Path, mode: str = "pooling_mode_lasttoken", normalize: bool = True, more: tuple[str, ...] = ()
+) -> Path:
+    """Makes a checkpoint one that declares embeddings, with the files that sentence-transformers writes."""
+    names = ["Transformer", "Pooling", *more, *["Normalize"] * normalize]
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{name}" if i else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    config = {f"pooling_mode_{each}": mode == f"pooling_mode_{each}" for each in modes}
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 64, **config, "include_prompt": True})
+    )
+    return folder
+
+
 def read_raw(folder: Path) -> dict[str, Any]:
     raw: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return raw

@@ -62,6 +62,7 @@ def test_help_is_fast_and_light() -> None:
         (["serve", "--on-engine-failure", "dance"], ["dance", "restart"]),
         (["serve", "--kernel", "rms_norm"], ["rms_norm", "ROW=PROVIDER"]),
         (["plan", "--device", "warp"], ["warp", "cpu"]),
+        (["plan", "--weights", "half", "--device", "null"], ["half", "packed"]),
         (["plan", "--dtype", "float99", "--device", "null"], ["float99", "bfloat16"]),
         (["plan", "--max-model-len", "100K", "--device", "null"], ["102400", "8192"]),
         (["plan", "--kernel", "warp=cpu", "--device", "null"], ["warp"]),
@@ -100,6 +101,16 @@ def test_plan() -> None:
     assert values["device"]["value"] == "null"
     assert {"attn_paged", "linear", "sample"} <= {k["row"] for k in plan["kernels"]}
     assert "max_model_len" in run_core("plan", "--device", "null").stdout
+
+
+def test_plan_says_which_weights_stay_packed() -> None:
+    args = ("plan", "--device", "null", "--weights", "packed")
+    plan = json.loads(run_core(*args, "--json").stdout)
+    values = {v["name"]: (v["value"], v["decided_by"]) for v in plan["plan"]}
+    assert values["weights"] == ("packed", "asked for")
+    [note] = plan["notes"]
+    assert note.startswith("120 of 121 weights stay packed in q4_1: 63 MiB instead of 202; 1 dequantised: holds Q8_0")
+    assert "63 MiB instead of 202" in run_core(*args).stdout
 
 
 def test_kernel_override_is_in_the_plan() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from core.errors import DeviceError
+
 
 def all_reduce(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     """The sum of x over ranks, in place."""
@@ -24,9 +26,15 @@ def all_gather(x: torch.Tensor, *, group: Any) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, *, group: Any) -> torch.Tensor:
-    """This rank's part of the sum of x [ranks * A, ...] over ranks: [A, ...]."""
+    """This rank's part of the sum of x [ranks * A, ...] over ranks: [A, ...].
+
+    Raises: DeviceError for rows that ranks cannot share evenly.
+    """
+    size = dist.get_world_size(group)
+    if x.shape[0] % size:
+        raise DeviceError(f"reduce_scatter of {x.shape[0]} rows over {size} ranks: pad them to a multiple of {size}")
     total = all_reduce(x.clone(memory_format=torch.contiguous_format), group=group)
-    return total.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+    return total.chunk(size)[dist.get_rank(group)]
 
 
 def all_to_all_v(x: torch.Tensor, send_counts: list[int], recv_counts: list[int], *, group: Any) -> torch.Tensor:

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from core.errors import ConfigError
+from core.kernels.schemes import Q41Weight
 
-_ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
+Weight = torch.Tensor | Q41Weight
+
+# Of a weight that is dequantised for a product, at a time.
+_PIECE_BYTES = 64 * 2**20
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -24,22 +24,45 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def pack_weight(w: torch.Tensor, *, scheme: str = "dense") -> torch.Tensor:
-    """The weight [N, K] in the form that `linear` takes; called once, at load.
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x times the normal distribution function. F.gelu gives a row other bits where there are gaps between rows."""
+    wide = _wide(x)
+    return (wide * 0.5 * (1 + (wide * 0.5**0.5).erf())).to(x.dtype)
 
-    Raises: ConfigError for a scheme other than "dense".
+
+_ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def pack_weight(w: Weight, *, scheme: str = "dense") -> Weight:
+    """The weight [N, K] in the form that `linear` takes; called once, at load. Schemes: `core.kernels.schemes`.
+
+    Raises: ConfigError for a scheme other than "dense" and "q4_1".
     """
-    if scheme != "dense":
+    if scheme not in ("dense", "q4_1"):
         raise ConfigError(
-            f"weights of scheme {scheme!r} have no reference kernel, which takes 'dense' only: "
+            f"weights of scheme {scheme!r} have no reference kernel, which takes 'dense' and 'q4_1': "
             "convert the weights, or use a device whose plugin supports the scheme"
         )
-    return w.contiguous()
+    return w if isinstance(w, Q41Weight) else w.contiguous()
 
 
-def linear(x: torch.Tensor, handle: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [T, K] times the packed weight [N, K], transposed, plus bias [N]: [T, N] in the dtype of x."""
-    return F.linear(x, handle, bias)
+def linear(x: torch.Tensor, handle: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, K] times the packed weight [N, K], transposed, plus bias [N]: [T, N] in the dtype of x.
+
+    A quantised weight is dequantised in float32 and rounded to the dtype of x, a piece of its rows at a time.
+    """
+    if not isinstance(handle, Q41Weight):
+        return F.linear(x, handle, bias)
+    step = max(1, _PIECE_BYTES // (4 * x.shape[1]))
+    parts = []
+    for first in range(0, len(handle.codes), step):
+        piece = handle.rows(first, first + step).dequantised().to(x.dtype)
+        parts.append(F.linear(x, piece, None if bias is None else bias[first : first + step]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def quant_act(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

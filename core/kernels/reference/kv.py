@@ -38,11 +38,14 @@ class KVLayout:
 
     bytes_per_page   of one layer, all planes
     format_id        pools with the same id, page size, heads and head size hold interchangeable bytes
+    kv_error         greatest error of a stored number, as a part of the greatest magnitude among the D numbers of its
+                     token and head; 0: numbers come back with the bits they had
     """
 
     planes: tuple[Plane, ...]
     bytes_per_page: int
     format_id: str
+    kv_error: float = 0.0
 
     def shapes(self, num_pages: int) -> list[tuple[int, ...]]:
         """The shape of each plane of a pool of `num_pages` pages."""

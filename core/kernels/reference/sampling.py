@@ -140,7 +140,8 @@ def sample(
     in (0, 1]; seed [L, 2] int32, two halves of 64 bits; counter [L] int32, different for every draw of a seed.
 
     greedy      every row is greedy
-    top_k_max   every row that limits has 0 < top_k <= top_k_max; or 0: no such promise, and rows are sorted whole
+    top_k_max   every row that limits, be it by top_p alone, has 0 < top_k <= top_k_max; or 0: no such promise, and rows
+                are sorted whole
 
     Greedy takes the likeliest token, of equals the lowest id. Else: temperature, then top_k, then top_p on the
     renormalised rest, ranking by (logit descending, id ascending); then one draw. A row without a finite maximum

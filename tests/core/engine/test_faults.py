@@ -1,178 +1,136 @@
-"""A kernel that fails ends the requests of its step and no others; nothing leaks, and the engine goes on."""
+"""A step that fails ends the requests in it and no others; nothing leaks, and the engine goes on.
+
+Here is a spread of what can fail; test_every_fault.py has all of it.
+"""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from core.config import EngineConfig
 from core.engine.engine import Engine
 from core.engine.front import Front
-from core.request import Request, SamplingParams
-
-MAX_SEQS = 3
-_RNG = random.Random(7)
-PREFIX = [_RNG.randrange(3, 384) for _ in range(40)]
-PROMPTS = [PREFIX[: _RNG.randrange(1, 40)] + [_RNG.randrange(3, 384) for _ in range(5)] for _ in range(7)]
-ERRORS = [RuntimeError("the kernel broke"), torch.OutOfMemoryError("no room")]
-
-
-class Faults:
-    """A tap that raises at one call of a kernel, and one that spoils logits."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self.fuse: tuple[str | None, int] | None = None
-        self.error: Exception = ERRORS[0]
-        self.spoiled_seed: int | None = None
-
-    def arm(self, row: str | None, nth: int, error: Exception) -> None:
-        """Let call number `nth` from now on fail, of this row or of any."""
-        self.fuse, self.error = (row, nth), error
-
-    def tap(self, row: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls[row] += 1
-            if self.fuse and self.fuse[0] in (row, None):
-                self.fuse = (self.fuse[0], self.fuse[1] - 1)
-                if self.fuse[1] == 0:
-                    self.fuse = None
-                    raise self.error
-            if row == "sample":
-                self.spoil(*args)
-            return kernel(*args, **kwargs)
-
-        return call
-
-    def spoil(self, logits: torch.Tensor, temperature: Any, top_k: Any, top_p: Any, seed: Any, counter: Any) -> None:
-        if self.spoiled_seed is not None:
-            logits[seed[:, 0] == self.spoiled_seed, 7] = float("nan")
-
-
-class Bench:
-    """An engine of three rows under seven requests, and what each of them gives alone."""
-
-    def __init__(self, model: Path, depth: int) -> None:
-        self.faults = Faults()
-        config = EngineConfig(
-            model=str(model), device="cpu", dtype="float32", pipeline_depth=depth, max_num_seqs=MAX_SEQS,
-            max_num_batched_tokens=24, num_kv_blocks=9, max_model_len=128,
-        )  # fmt: skip
-        self.engine = Engine(config, tap=self.faults.tap)
-        self.front = Front(self.engine.info(), [])
-        self.alone = [self.run([i])[0][i] for i in range(len(PROMPTS))]
-
-    def request(self, i: int) -> Request:
-        """Greedy, except for one; of different lengths."""
-        sampling = SamplingParams(temperature=0.8 if i == 4 else 0.0, top_k=20, seed=i, max_tokens=3 + 5 * i)
-        return self.front.request(PROMPTS[i], sampling, request_id=str(i))
-
-    def run(self, which: list[int]) -> tuple[dict[int, list[int]], dict[int, str]]:
-        """Ids of each request, and the errors of those that had one."""
-        for i in which:
-            self.engine.add(self.request(i))
-        ids: dict[int, list[int]] = {i: [] for i in which}
-        reasons: dict[int, str] = {}
-        errors: dict[int, str] = {}
-        while self.engine.busy:
-            for output in self.engine.step():
-                i = int(output.request_id)
-                assert i not in reasons, "output after the end"
-                ids[i] += output.new_ids
-                if output.finish_reason:
-                    reasons[i] = output.finish_reason
-                if output.error:
-                    errors[i] = output.error
-        assert reasons == {i: "error" if i in errors else "length" for i in which}
-        self.check_nothing_leaked()
-        return ids, errors
-
-    def check_nothing_leaked(self) -> None:
-        scheduler = self.engine.scheduler
-        assert (scheduler.num_in_flight, scheduler.num_waiting, scheduler.running) == (0, 0, [])
-        assert sorted(scheduler._rows) == list(range(1, MAX_SEQS + 1))
-        for pool in self.engine.cache.pools:
-            assert pool.num_used == 0
-            assert not pool.refs.any()
-            assert pool.num_free + pool.num_cached == pool.num_pages - 1
-
-    def check_fault(self) -> set[int]:
-        """Run everything once under the fault that is armed; returns who ended with an error."""
-        ids, errors = self.run(list(range(len(PROMPTS))))
-        assert self.faults.fuse is None, "the fault came"
-        for i, given in ids.items():
-            wanted = self.alone[i][: len(given)] if i in errors else self.alone[i]
-            assert given == wanted, i
-        return set(errors)
+from core.errors import DeviceError
+from core.request import SamplingParams
+from tests.core.engine.faults import ABORTED, ERRORS, EVERYONE, Bench, described, faulty_device, spread
+from tests.models.tiny import write_family
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth0", "depth1"])
-def bench(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> Iterator[Bench]:
-    made = Bench(tiny_llama_dir, request.param)
-    yield made
-    made.engine.close()
+def bench(request, tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with faulty_device(tmp_path_factory.mktemp("plugin") / "faulty") as fuse:
+        made = Bench(tiny_llama_dir, request.param, fuse)
+        yield made
+        made.engine.close()
 
 
 def test_everyone_at_once_gives_what_each_gives_alone(bench: Bench) -> None:
-    ids, errors = bench.run(list(range(len(PROMPTS))))
-    assert not errors
-    assert [ids[i] for i in range(len(PROMPTS))] == bench.alone
+    got = bench.run(EVERYONE, ABORTED)
+    bench.check(got)
+    assert {i for i, each in got.items() if each.reason == "abort"} == {ABORTED}
+    assert not any(each.error for each in got.values())
     assert bench.engine.scheduler.num_preemptions, "pages are short, so that faults meet preemption too"
+    assert bench.engine.scheduler.num_prefix_hits, "and shared prefixes"
 
 
-@pytest.mark.parametrize("nth", [1, 2, 9, 26, 34, 35, 60, 131, 300, 777])
-def test_the_nth_kernel_call_fails(bench: Bench, nth: int) -> None:
-    bench.faults.arm(None, nth, ERRORS[nth % 2])
-    failed = bench.check_fault()
-    assert 1 <= len(failed) <= MAX_SEQS, "those of the steps in flight, and no others"
-    ids, errors = bench.run([0, 6])
-    assert (ids[0], ids[6], errors) == (bench.alone[0], bench.alone[6], {})
+@pytest.mark.parametrize("kind", ERRORS)
+def test_the_nth_fails(bench: Bench, kind: str) -> None:
+    depth = bench.engine.plan.pipeline_depth
+    failed = [bench.run_into_fault(kind, nth) for nth in spread(25)[depth::2]]
+    assert sum(map(bool, failed)) > len(failed) / 2
+    assert len(set().union(*failed)) >= 6, "faults meet requests of all sorts"
+
+
+@pytest.mark.parametrize("nth", [300, 777])
+def test_a_late_kernel_fails(bench: Bench, nth: int) -> None:
+    assert bench.run_into_fault("kernel", nth)
 
 
 def test_any_row_may_fail(bench: Bench) -> None:
-    rows = sorted(set(bench.faults.calls) - {"pack_weight", "kv_layout"})
+    rows = sorted(set(bench.fuse.num_spent) - {*ERRORS, "pack_weight", "kv_layout"})
     assert {"attn_plan", "attn_paged", "kv_write", "sample", "put_ids", "take_ids", "linear"} <= set(rows)
+    assert {"add_bias", "penalize", "apply_mask", "min_p", "logprobs_topk"} <= set(rows)
     for number, row in enumerate(rows):
-        bench.faults.arm(row, 1 + 3 * (number % 3), ERRORS[0])
-        assert 1 <= len(bench.check_fault()) <= MAX_SEQS
+        assert bench.run_into_fault(row, 1 + 3 * (number % 3))
 
 
-def test_the_error_says_what_happened(bench: Bench) -> None:
-    bench.faults.arm("linear", 1, ERRORS[0])
-    _, errors = bench.run([2])
-    assert errors == {2: "a step failed: RuntimeError: the kernel broke"}
+def test_a_window_beside_a_full_group(tmp_path: Path) -> None:
+    with faulty_device(tmp_path / "faulty") as fuse:
+        bench = Bench(write_family(tmp_path / "gemma3", "gemma3", sliding_window=8), 1, fuse)
+        assert bench.engine.cache.windowed
+        for kind in ERRORS:
+            for nth in spread(4):
+                bench.run_into_fault(kind, nth)
+        bench.engine.close()
 
 
 def test_one_fault_after_the_other(bench: Bench) -> None:
     for nth in (5, 40, 3):
-        bench.faults.arm(None, nth, ERRORS[1])
-        assert bench.check_fault()
-    assert not bench.run([0])[1]
+        bench.fuse.arm("kernel", nth, ERRORS["kernel"][1])
+        bench.check(bench.run(EVERYONE))
+        assert not bench.fuse.armed
+    assert not bench.run([0])[0].error
 
 
 def test_logits_that_are_no_numbers_end_their_request_only(bench: Bench) -> None:
-    for spoiled in (0, 4, 6):
-        bench.faults.spoiled_seed = spoiled
+    for spoiled in (1, 2, 7):
+        bench.fuse.spoiled_seed = spoiled
         try:
-            ids, errors = bench.run(list(range(len(PROMPTS))))
+            got = bench.run(EVERYONE)
         finally:
-            bench.faults.spoiled_seed = None
-        assert errors == {spoiled: "the model's logits are not numbers"}
-        assert ids == {i: [] if i == spoiled else alone for i, alone in enumerate(bench.alone)}
-    assert bench.run([0])[0] == {0: bench.alone[0]}
+            bench.fuse.spoiled_seed = None
+        assert {i: each.error for i, each in got.items() if each.error} == {
+            spoiled: "the model's logits are not numbers"
+        }
+        assert got[spoiled].ids == []
+        bench.check(got)
+    bench.check(bench.run([1]))
 
 
-def test_a_defect_outside_of_any_step_is_not_swallowed(tiny_llama_dir):
-    """It would come again at every turn, and the engine would turn for ever."""
-    engine = Engine(EngineConfig(model=str(tiny_llama_dir), device="cpu"))
-    engine.add(Front(engine.info(), []).request([5], SamplingParams(max_tokens=2), request_id="a"))
-    engine._schedule = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+@pytest.mark.parametrize("nth", [1, 3, 10, 18])
+def test_a_page_that_cannot_be_had_ends_the_engine(bench: Bench, tiny_llama_dir: Path, nth: int) -> None:
+    """Pages are asked for when they are known to be there: it is a defect, and whose tables are right is not known."""
+    depth = bench.engine.plan.pipeline_depth
+    broken = Bench(tiny_llama_dir, depth, bench.fuse, bench.alone)
+    pool = broken.engine.cache.pools[0]
+    allocate = pool.allocate
+
+    def short(num: int) -> list[int]:
+        bench.fuse.spend("page")
+        return allocate(num)
+
+    pool.allocate = short  # type: ignore[method-assign]
+    bench.fuse.arm("page", nth, MemoryError("no host memory"))
+    got = broken.add(EVERYONE)
+    with pytest.raises(MemoryError):
+        broken.turn_to_the_end(got)
+    assert not bench.fuse.armed
+    for i, each in got.items():
+        assert each.ids == bench.alone[i].ids[: len(each.ids)]
+    with pytest.raises(DeviceError, match="the engine cannot go on: MemoryError: no host memory; open a new one"):
+        broken.engine.step()
+    broken.engine.close()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("part", ["_schedule", "_update"])
+def test_a_defect_outside_of_any_step_is_not_swallowed(tiny_llama_dir, depth, part):
+    """Not even while steps are in flight: it would come again at every turn, and the engine would turn for ever."""
+    engine = Engine(EngineConfig(model=str(tiny_llama_dir), device="cpu", pipeline_depth=depth))
+    engine.add(Front(engine.info(), []).request([5], SamplingParams(max_tokens=9), request_id="a"))
+    while not engine.scheduler.num_steps > depth:
+        engine.step()
+    defect = ZeroDivisionError("a defect")
+
+    def broken(*_: object) -> None:
+        raise defect
+
+    setattr(engine, part, broken)
     with pytest.raises(ZeroDivisionError):
+        engine.step()
+    with pytest.raises(DeviceError, match=described(defect)):
         engine.step()
     engine.close()

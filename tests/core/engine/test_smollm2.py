@@ -70,9 +70,10 @@ def test_greedy_text_equals_transformers(llm, wanted):
 
 
 @torch.inference_mode()
-def test_bfloat16_departs_only_at_near_ties(wanted):
+@pytest.mark.parametrize("weights", ["dequantised", "packed"])
+def test_bfloat16_departs_only_at_near_ties(wanted, weights):
     prompts, outputs, oracle = wanted
-    with LLM("smollm2", device="cpu", dtype="bfloat16") as llm:
+    with LLM("smollm2", device="cpu", dtype="bfloat16", weights=weights) as llm:
         got = [out.token_ids for out in llm.generate(prompts, greedy())]
     for prompt, mine, theirs in zip(prompts, got, outputs, strict=True):
         same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.errors import ConfigError, PluginError
-from core.kernels.bind import KernelSet
+from core.kernels.bind import REFERENCE, KernelSet
 from core.kernels.row import Implementation
 from core.kernels.table import KV_BUNDLE, TABLE
 from core.plan import Binding
@@ -154,6 +154,7 @@ def test_a_provider_on_request() -> None:
         ({"warp": "acme"}, "--kernel warp=acme: there is no such kernel"),
         ({"linear": "nobody"}, "--kernel linear=nobody: choose among reference, one, two"),
         ({"rope": "one"}, "--kernel rope=one: choose among reference"),
+        ({"pack_weight": "one"}, "--kernel pack_weight=one: only linear reads it; ask for linear=one"),
     ],
 )
 def test_overrides_that_cannot_be(overrides: dict[str, str], message: str) -> None:
@@ -165,6 +166,30 @@ def test_a_provider_on_request_that_refuses() -> None:
     some = [native("linear", "one", max_n=8), native("linear", "two")]
     with pytest.raises(ConfigError, match="--kernel linear=one: one: n 9 is over 8; remove it to use what fits"):
         bind(some, "linear", Need(n=9), linear="one")
+
+
+@pytest.mark.parametrize(
+    ("need", "overrides", "provider"),
+    [
+        (Need(scheme="dense"), {}, "one"),
+        (Need(scheme="q4_1"), {}, "two"),
+        (Need(scheme="dense"), {"linear": "two"}, "two"),
+        (Need(scheme="q4_1", n=9), {}, REFERENCE),
+        (Need(scheme="dense", n=9), {}, REFERENCE),
+        (Need(scheme="q4_1"), {"linear": REFERENCE}, REFERENCE),
+    ],
+    ids=str,
+)
+def test_a_weight_is_packed_by_whoever_reads_it(need: Need, overrides: dict[str, str], provider: str) -> None:
+    dense = frozenset({"dense"})
+    some = [native("linear", "one", schemes=dense, max_n=8), native("linear", "two", max_n=8)]
+    some += [native("pack_weight", "two"), native("pack_weight", "one"), native("pack_weight", "three")]
+    assert bind(some, "pack_weight", need, **overrides).provider == provider
+
+
+def test_a_reader_that_packs_nothing_takes_what_the_reference_packs() -> None:
+    some = [native("linear", "one"), native("pack_weight", "two")]
+    assert bind(some, "pack_weight")[1:3] == (REFERENCE, "for linear, native")
 
 
 # Composed rows

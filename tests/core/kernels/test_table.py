@@ -82,6 +82,13 @@ def test_parts_are_rows_and_end_somewhere(row: Row) -> None:
 
 
 @ROWS
+def test_a_reader_is_a_row_that_stands_alone(row: Row) -> None:
+    """Binding follows one step."""
+    if row.reader:
+        assert (TABLE[row.reader].reader, TABLE[row.reader].bundle, row.parts) == (None, None, ())
+
+
+@ROWS
 def test_what_is_written_is_an_argument(row: Row) -> None:
     names = set(inspect.signature(row.reference).parameters)
     assert {*row.mutates, *row.overwrites} <= names

@@ -117,6 +117,33 @@ def test_every_type_is_read_by_rows(type_name: str, make_bare_gguf: Make, llama_
     assert torch.equal(source.read(name, slice(2, 5), slice(7, 99)), expected[2:5, 7:99])
 
 
+@pytest.mark.parametrize("columns", [None, slice(32, 192)])
+def test_a_quantised_tensor_is_what_gguf_dequantises(
+    columns: slice | None, make_bare_gguf: Make, llama_specs: Sequence[ModelSpec]
+) -> None:
+    """With the rows in the order of the checkpoint."""
+    wide = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)
+    stored = gguf.quantize(wide, gguf.GGMLQuantizationType.Q4_1)
+    tensors = {"blk.0.attn_q.weight": (stored, "Q4_1"), "blk.0.attn_v.weight": (wide, "F32")}
+    source = GgufSource(make_bare_gguf(tensors=tensors), "m", llama_specs)
+    name = "model.layers.0.self_attn.{}_proj.weight"
+    tensor = source.quantised(name.format("q"))
+    assert tensor is not None
+    part = tensor.read(slice(3, 50), columns)
+    assert [p.dtype for p in part] == [torch.uint8, torch.float16, torch.float16]
+    assert torch.equal(part.dequantised(), source.read(name.format("q"), slice(3, 50), columns))
+    unpermuted = unpermute_rope(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q4_1), 4)
+    assert torch.equal(part.dequantised(), torch.from_numpy(unpermuted)[3:50, columns or slice(None)])
+    assert source.quantised(name.format("v")) is None
+
+
+def test_a_tensor_whose_values_a_fix_changes_is_not_given_quantised(make_bare_gguf: Make) -> None:
+    spec = ModelSpec(("LlamaForCausalLM",), dict, lambda config, builder: None, "llama", lambda n, array, c: array * 2)
+    stored = gguf.quantize(np.ones((8, 256), np.float32), gguf.GGMLQuantizationType.Q4_1)
+    source = GgufSource(make_bare_gguf(tensors={"token_embd.weight": (stored, "Q4_1")}), "m", [spec])
+    assert source.quantised("model.embed_tokens.weight") is None
+
+
 def test_refused_by_name(
     tiny_llama_dir: Path, make_gguf: Make, make_bare_gguf: Make, llama_specs: Sequence[ModelSpec]
 ) -> None:

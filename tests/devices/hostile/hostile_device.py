@@ -99,7 +99,8 @@ def kv_layout(*, num_kv_heads: int, head_size: int, page_tokens: int, dtype: str
     codes = Plane("int8", (2, 0, num_kv_heads, head_size, page_tokens), 1)
     scales = Plane("float32", (0, 2, num_kv_heads, page_tokens), 0)
     num_bytes = 2 * num_kv_heads * page_tokens * (head_size + 4)
-    return KVLayout((codes, scales), num_bytes, f"hostile-int8-{dtype}")
+    # Half a code of 127, and what scale and quotient lose in float32.
+    return KVLayout((codes, scales), num_bytes, f"hostile-int8-{dtype}", kv_error=(1 + 2**-12) / 254)
 
 
 class KV:
@@ -113,7 +114,7 @@ class KV:
         slots = slots.clamp(min=0).long()
         page, offset = slots // page_tokens, slots % page_tokens
         for which, x in enumerate((k.float(), v.float())):
-            scale = x.abs().amax(-1).clamp(min=1e-12) / 127
+            scale = x.abs().amax(-1).clamp(min=2**-126) / 127
             codes[which, page, :, :, offset] = (x / scale[..., None]).round().to(torch.int8)
             scales[page, which, :, offset] = scale
         return planes
@@ -123,7 +124,8 @@ class KV:
         out = []
         for which in (0, 1):
             x = codes[which][pages].float() * scales[pages, which][..., None, :]
-            out.append(x.movedim(-1, -3).to(KV.dtype))
+            most = torch.finfo(KV.dtype).max  # 127 times its 127th part may be rounded to infinity
+            out.append(x.movedim(-1, -3).clamp(-most, most).to(KV.dtype))
         return tuple(out)
 
 

@@ -8,6 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from core.errors import ConfigError
 from core.kernels.reference import dense
+from core.kernels.schemes import Q41Weight
 
 
 def normal(*shape, dtype=torch.float32, seed=0):
@@ -20,6 +21,38 @@ def test_linear_with_and_without_bias():
     want = torch.tensor([[math.fsum(a * b for a, b in zip(r, c, strict=True)) for c in w.tolist()] for r in x.tolist()])
     torch.testing.assert_close(dense.linear(x, handle), want, rtol=0, atol=1e-5)
     torch.testing.assert_close(dense.linear(x, handle, bias), want + bias, rtol=0, atol=1e-5)
+
+
+def quantised(n, k, seed=0):
+    """A random weight in q4_1."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(256, (n, k // 2), generator=draw, dtype=torch.uint8)
+    scale, minimum = (torch.rand(n, k // 32, generator=draw) for _ in range(2))
+    return Q41Weight(codes, (scale * 0.02).half(), (minimum - 0.6).half())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_quantised_weight_is_its_dequantised_one(dtype, with_bias, monkeypatch):
+    w, x = quantised(70, 96), normal(3, 96, dtype=dtype)
+    bias = normal(70, seed=2, dtype=dtype) if with_bias else None
+    handle = dense.pack_weight(w, scheme="q4_1")
+    want = dense.linear(x, w.dequantised().to(dtype), bias)
+    assert dense.linear(x, handle, bias).equal(want)
+    monkeypatch.setattr(dense, "_PIECE_BYTES", 4 * 96 * 32)
+    torch.testing.assert_close(dense.linear(x, handle, bias), want)
+
+
+def test_codes_lie_where_the_form_says():
+    w = quantised(5, 96)
+    codes, wide = w.single_codes(), w.dequantised()
+    for row, block, j in ((0, 0, 0), (4, 2, 15), (3, 1, 7)):
+        byte = int(w.codes[row, 16 * block + j])
+        for at, code in ((32 * block + j, byte % 16), (32 * block + j + 16, byte // 16)):
+            assert codes[row, at] == code
+            exact = float(w.scale[row, block]) * code + float(w.minimum[row, block])
+            assert wide[row, at].item() == pytest.approx(exact, rel=1e-6)
+    assert w.rows(1, 3).dequantised().equal(wide[1:3])
 
 
 def test_pack_weight_refuses_other_schemes_by_name():

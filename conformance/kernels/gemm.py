@@ -1,0 +1,216 @@
+"""The examination of linear, and of pack_weight, whose results linear alone reads.
+
+Families whose results are exact, whatever the order of sums in float32 (check D):
+lattice   integers, whose products need 13 bits and whose sums more than 11, scaled by powers of two
+cancel    large opposite integers that leave a small sum, so that a narrower accumulator shows
+overflow  sums of numbers above 0, about the largest that the dtype holds: what is beyond is infinite
+
+Others: in "uniform" all terms are above 0, so that one that is missing shows; "wide" has magnitudes far apart between
+rows, columns and along K; "subnormal" has x below the least normal number; in "poison" the last row of x and of the
+weight are NaN, and no other result may be. A weight of scheme q4_1 is judged as the weight that its codes stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.case import Case
+from conformance.draw import Draw, Floats, exact, stored
+from conformance.judge import Expected
+from conformance.kernels.by_token import RMS_DTYPES, VIEWS, ByToken, claimed, laid, random_cases, with_dtypes
+from conformance.oracle import gemm
+from conformance.row_exam import Inputs, Outputs
+from conformance.target import Bench
+from core.errors import ConfigError
+from core.kernels.schemes import BLOCK, Q41Weight
+from core.plugin.facts import Need, Support
+
+_EXACT = ("lattice", "cancel", "overflow")
+_WIDE = {"float32": 30, "bfloat16": 30, "float16": 2}
+_SUBNORMAL = {"float32": 2.0**-130, "bfloat16": 2.0**-130, "float16": 2.0**-17}
+_EDGE = {"bfloat16": 2.0**116, "float16": 4.0}
+"""Times integers whose sums are between 2^11 and 2^13: on both sides of the largest number."""
+
+_SHAPES = {
+    "normal": ((1, 64, 64, 0), (7, 33, 576, 1), (64, 130, 1025, 0), (3, 129, 4100, 1), (300, 65, 257, 1)),
+    "uniform": ((5, 70, 4100, 0), (33, 40, 4097, 1)),
+    "lattice": ((8, 48, 512, 0), (2, 17, 4100, 1), (96, 64, 300, 1)),
+    "cancel": ((4, 40, 700, 0), (33, 64, 2051, 1)),
+    "overflow": ((16, 24, 600, 0), (40, 33, 601, 0)),
+    "wide": ((9, 65, 320, 1), (40, 64, 1030, 0)),
+    "subnormal": ((4, 33, 200, 0),),
+    "edge": ((0, 64, 64, 1), (1, 1, 1, 1), (1, 1, 65, 0), (2, 65, 1, 1), (257, 3, 8, 0)),
+    "poison": ((5, 40, 96, 1),),
+    "invariant": ((37, 70, 300, 1), (130, 64, 1100, 0)),
+    "races": ((64, 96, 512, 1),),
+    **dict.fromkeys(VIEWS, ((17, 40, 104, 1), (9, 33, 75, 0))),
+}
+"""Family -> tokens, N, K, and whether there is a bias."""
+
+_Q4_SHAPES = {
+    "normal": ((1, 64, 64, 0), (7, 33, 576, 1), (64, 130, 1024, 0), (130, 65, 256, 1)),
+    "uniform": ((5, 70, 4096, 0),),
+    "lattice": ((8, 48, 512, 0), (140, 48, 512, 0)),
+    "edge": ((0, 64, 64, 1), (1, 1, 32, 1)),
+    "poison": ((5, 40, 96, 1),),
+    "invariant": ((37, 70, 320, 1),),
+    "races": ((64, 96, 512, 1),),
+    **dict.fromkeys(VIEWS, ((17, 40, 96, 1),)),
+}
+
+_SCHEMES = {"dense": _SHAPES, "q4_1": _Q4_SHAPES}
+
+
+class LinearExam(ByToken):
+    """y[T, N] = x[T, K] times the packed weight [N, K], transposed, plus bias[N]."""
+
+    row = "linear"
+
+    def cases(self) -> Iterator[Case]:
+        for scheme, shapes in _SCHEMES.items():
+            cases = [self._case(f, shape, scheme) for f, some in shapes.items() for shape in some]
+            most = {"rows": 150, "n": 160, "k": 1600}
+            for case in with_dtypes(cases + random_cases(self.row, **most, bias=True, scheme=scheme)):
+                if (case.family, case["dtype"]) != ("overflow", "float32"):  # there it is accumulators that overflow
+                    yield case
+
+    def claims(self, support: Support) -> Iterator[Case]:
+        for scheme in sorted(support.schemes or ("dense",)):
+            max_n = support.max_n if scheme in _SCHEMES else support.max_n or 96  # so that an unknown one fails
+            limits = {"rows": support.max_tokens, "n": max_n, "k": support.max_k}
+            yield from claimed(support, self.row, limits, rows=2, n=64, k=64, bias=True, scheme=scheme)
+
+    def _case(self, family: str, shape: tuple[int, int, int, int], scheme: str) -> Case:
+        rows, n, k, bias = shape
+        return Case.of(self.row, family, rows=rows, n=n, k=k, bias=bool(bias), scheme=scheme)
+
+    def need(self, case: Case) -> Need:
+        return replace(super().need(case), n=case["n"], k=case["k"], scheme=case["scheme"])
+
+    def inputs(self, case: Case, draw: Draw) -> Inputs:
+        rows, n, k = case["rows"], case["n"], case["k"]
+        if case.family == "random":
+            rows, n, k = (draw.integer(1, most + 1) for most in (rows, n, k))
+            k = k if case["scheme"] == "dense" else -(-k // BLOCK) * BLOCK
+        dtype = case["dtype"]
+        if case["scheme"] not in _SCHEMES:
+            raise ConfigError(f"scheme {case['scheme']!r} is claimed: this suite examines {', '.join(_SCHEMES)} only")
+        x, w, bias = (self._dense if case["scheme"] == "dense" else self._q4_1)(case, draw, rows, n, k)
+        if case.family == "poison":
+            x[-1] = float("nan")
+        return {"x": stored(x, dtype), "w": w, "bias": stored(bias, dtype) if case["bias"] else None}
+
+    def _dense(self, case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, torch.Tensor, Floats]:
+        x, w, bias = _values(case, draw, rows, n, k)
+        if case.family == "poison":
+            w[-1] = float("nan")
+        return x, stored(w, case["dtype"]), bias
+
+    def _q4_1(self, case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, Q41Weight, Floats]:
+        codes = torch.from_numpy(draw.integers(0, 256, n, k // 2).astype(np.uint8))
+        x, bias = draw.normal(rows, k), draw.normal(n)
+        blocks = (n, k // BLOCK)
+        scale = 0.01 + draw.uniform(*blocks) / 8
+        minimum = -scale * (7.5 + draw.normal(*blocks))
+        if case.family == "uniform":
+            x, minimum = draw.uniform(rows, k), draw.uniform(*blocks)
+        if case.family == "lattice":
+            x = draw.integers(-8, 9, rows, k) * 1.0
+            scale, minimum = draw.integers(1, 4, *blocks) / 16.0, draw.integers(-24, 25, *blocks) / 16.0
+        if case.family == "poison":
+            scale[-1] = np.nan
+        return x, Q41Weight(codes, stored(scale, "float16"), stored(minimum, "float16")), bias
+
+    def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
+        kernel = bench.bind("linear")
+        w = inputs["w"]
+        if isinstance(w, Q41Weight):
+            raw: Any = Q41Weight(*(bench.put(name, part) for name, part in zip(w._fields, w, strict=True)))
+        else:
+            raw = laid(bench, "w", w, case.family)
+        handle = bench.bind("pack_weight", scheme=case["scheme"])(raw)
+        bias = None if inputs["bias"] is None else bench.put("bias", inputs["bias"])
+        y = bench.get(kernel(laid(bench, "x", inputs["x"], case.family), handle, bias))
+        return {"y": y[:-1, :-1] if case.family == "poison" else y}
+
+    def doubled(self, inputs: Inputs) -> Inputs:
+        bias = inputs["bias"]
+        return {**inputs, "x": inputs["x"] * 2, "bias": None if bias is None else bias * 2}
+
+    def expect(self, case: Case, inputs: Inputs, outputs: Outputs) -> dict[str, Expected]:
+        dtype, w_error = case["dtype"], None
+        x, bias = exact(inputs["x"]), None if inputs["bias"] is None else exact(inputs["bias"])
+        if isinstance(inputs["w"], Q41Weight):
+            parts = (exact(part) for part in (inputs["w"].single_codes(), *inputs["w"][1:]))
+            w, w_error = gemm.q4_1(*parts, dtype)
+        else:
+            w = exact(inputs["w"])
+        if case.family == "poison":
+            x, w, bias = x[:-1], w[:-1], bias[:-1] if bias is not None else None
+            w_error = None if w_error is None else w_error[:-1]
+        y = gemm.linear(x, w, bias)
+        if case.family in _EXACT:
+            return {"y": Expected(bits=stored(y, dtype))}
+        bound = gemm.linear_bound(x, w, bias, dtype, w_error)
+        # Rounded weights and scales give all tokens the same errors, so neither B nor C applies to them.
+        alike = case.family not in ("wide", "subnormal", "invariant") and w_error is None and dtype in RMS_DTYPES
+        return {"y": Expected(value=y, bound=bound, dtype=dtype, rms=alike, bias=alike)}
+
+
+class PackWeightExam(LinearExam):
+    """Seen through linear, which the same provider has: a weight in another order, or rounded, gives other products."""
+
+    row = "pack_weight"
+
+    def cases(self) -> Iterator[Case]:
+        families = ("normal", "lattice", "edge", *VIEWS)
+        for scheme, shapes in _SCHEMES.items():
+            yield from with_dtypes([self._case(f, shape, scheme) for f in families for shape in shapes[f]])
+
+
+def _values(case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, Floats, Floats]:
+    """x [T, K], w [N, K] and bias [N]."""
+    family, dtype = case.family, case["dtype"]
+    if family in _EXACT:
+        return _exact_values(family, draw, dtype, rows, n, k)
+    if family == "uniform":
+        return draw.uniform(rows, k), draw.uniform(n, k), draw.uniform(n)
+    x, w, bias = draw.normal(rows, k), draw.normal(n, k), draw.normal(n) * 8
+    if family == "wide":
+        most = _WIDE[dtype]
+        along = 2.0 ** draw.integers(-most, most + 1, k)
+        of_row, of_column = (2.0 ** draw.integers(-most, most + 1, size) for size in (rows, n))
+        x, w, bias = x * of_row[:, None] * along, w * of_column[:, None] / along, bias * of_column
+    if family == "invariant":  # large terms that cancel: the order of the sum shows in the result
+        half = k // 3
+        x[:, half : 2 * half], w[:, half : 2 * half] = x[:, :half], -w[:, :half]
+        x[:, : 2 * half] *= 64
+        w[:, : 2 * half] *= 64
+    if family == "subnormal":
+        x, w = x * _SUBNORMAL[dtype], w * 16
+    return x, w, bias
+
+
+def _exact_values(family: str, draw: Draw, dtype: str, rows: int, n: int, k: int) -> tuple[Floats, Floats, Floats]:
+    if family == "overflow":  # sums of k numbers of mean 9
+        few = draw.integers(1, 6, rows, k) * 1.0, draw.integers(1, 6, n, k) * 1.0
+        return few[0] * _EDGE[dtype] ** 0.5, few[1] * _EDGE[dtype] ** 0.5, np.zeros(n)
+    x, w = draw.integers(-90, 91, rows, k) * 1.0, draw.integers(-90, 91, n, k) * 1.0
+    bias = draw.integers(-200, 201, n) * 1.0
+    if family == "cancel":
+        num = min(512, k // 4 * 2)
+        x[:, :num], w[:, : num // 2], w[:, num // 2 : num] = 64, 4, -4
+        x[:, num:], w[:, num:] = np.sign(x[:, num:]), np.sign(w[:, num:])
+        order = draw.permutation(num)
+        w[:, :num] = w[:, order] if rows % 2 else w[:, :num]  # in turns, or one after the other
+        bias /= 64
+        return x, w, np.rint(bias)
+    return x / 16, w / 16, bias / 16
+
+
+EXAMS = (LinearExam(), PackWeightExam())

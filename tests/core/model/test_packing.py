@@ -1,0 +1,125 @@
+"""Weights that stay packed are the same weights: every part of them, on every rank, and the rest says why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from core.engine.build import find_model
+from core.errors import ConfigError
+from core.kernels.bind import KernelSet
+from core.kernels.schemes import Q41Weight
+from core.model.layers import Builder
+from core.model.load import Loader
+from core.model.packing import Packing
+from core.model.source import ModelSource
+from core.model.spec import Shard
+from core.plugin import Need
+from models.llama import Llama, read_config
+from tests.core.model.test_load import Dirty
+
+Make = Callable[..., Path]
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+class Packed:
+    """A tiny llama's weights on one rank, packed where they can be."""
+
+    def __init__(self, source: ModelSource, shard: Shard, packed: bool = True) -> None:
+        packing = Packing(source, shard)
+        builder = Builder(KernelSet([], {}, Need()), shard, "float32", 16, max_len=64)
+        if packed:
+            builder.scheme = packing.scheme
+        Llama(read_config(source.config, None), builder)
+        self.params = builder.params
+        self.progress: list[tuple[int, int]] = []
+        loader = Loader(
+            source, Dirty(), torch.device("cpu"), builder.kernels, dtype="float32", shard=shard,
+            progress=lambda done, total: self.progress.append((done, total)),
+        )  # fmt: skip
+        self.weights = loader.load(self.params)
+        self.notes = packing.notes(self.params.values(), "float32") if packed else []
+        self.loader_notes = loader.notes(self.params)
+
+
+def open_packed(path: Path, shard: Shard | None = None) -> tuple[Packed, dict[str, Any]]:
+    """Packed weights of a rank, and the same dequantised by the loader."""
+    source, _ = find_model(str(path))
+    shard = shard or Shard()
+    return Packed(source, shard), Packed(source, shard, packed=False).weights
+
+
+def check(packed: Packed, dense: dict[str, Any]) -> None:
+    for name, param in packed.params.items():
+        weight = packed.weights[name]
+        assert isinstance(weight, Q41Weight) == (param.scheme == "q4_1"), name
+        wide = weight.dequantised() if isinstance(weight, Q41Weight) else weight
+        assert wide.shape == param.shape
+        assert torch.equal(wide, dense[name]), name
+
+
+@pytest.mark.parametrize("config", [{}, {"vocab_size": 385}, {"attention_bias": True}], ids=str)
+@pytest.mark.parametrize("shard", [Shard(), Shard(0, 2), Shard(1, 2)], ids=str)
+def test_packed_weights_are_the_weights(
+    config: dict[str, Any], shard: Shard, make_llama: Make, make_gguf: Make
+) -> None:
+    """Permuted, joined, shared by rows and by columns, and ending in rows of zeros."""
+    packed, dense = open_packed(make_gguf(make_llama(**config), "Q4_1"), shard)
+    check(packed, dense)
+    assert {name for name, p in packed.params.items() if p.scheme == "dense" and p.packed} == set()
+    assert packed.notes[0].startswith("13 of 13 weights stay packed in q4_1: 0 MiB instead of ")
+
+
+def test_pieces_make_the_whole(make_llama: Make, make_gguf: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.model.load.PIECE_BYTES", 4 * 64 * 7)
+    check(*open_packed(make_gguf(make_llama(), "Q4_1")))
+
+
+def test_what_is_counted_is_what_is_held(make_llama: Make, make_gguf: Make) -> None:
+    packed, _ = open_packed(make_gguf(make_llama(), "Q4_1"))
+    parts = [part for w in packed.weights.values() for part in (w if isinstance(w, Q41Weight) else [w])]
+    assert packed.progress[-1] == (sum(part.nbytes for part in parts),) * 2
+    weight, (n, k) = packed.weights["layers.0.down.weight"], packed.params["layers.0.down.weight"].shape
+    assert sum(part.nbytes for part in weight) == n * k // 32 * 20
+    # The embedding alone is dequantised: 384 rows of 64.
+    assert packed.loader_notes == ["weights in Q4_1 (1 tensors) are dequantised to float32, which takes 0 MiB more"]
+
+
+def test_a_tied_head_is_packed_beside_its_table(make_llama: Make, make_gguf: Make) -> None:
+    packed, dense = open_packed(make_gguf(make_llama(tie_word_embeddings=True), "Q4_1"))
+    check(packed, dense)
+    assert isinstance(packed.weights["head"], Q41Weight)
+    assert isinstance(packed.weights["embed"], torch.Tensor)
+
+
+def test_joined_tensors_of_two_types_are_dequantised(make_llama: Make, make_gguf: Make) -> None:
+    stored = gguf.quantize(np.full((32, 64), 0.3, np.float32), gguf.GGMLQuantizationType.Q8_0)
+    tensors = {"blk.1.attn_v.weight": (stored, "Q8_0")}
+    packed, dense = open_packed(make_gguf(make_llama(), "Q4_1", tensors=tensors))
+    check(packed, dense)
+    assert [name for name, p in packed.params.items() if p.packed and p.scheme == "dense"] == ["layers.1.qkv.weight"]
+    assert packed.notes[0].endswith("; 1 dequantised: holds Q8_0, which has no packed form")
+
+
+def test_columns_that_ranks_cut_within_a_block_are_dequantised(make_llama: Make, make_gguf: Make) -> None:
+    path = make_gguf(make_llama(intermediate_size=96), "Q4_1")
+    for shard in (Shard(0, 2), Shard(1, 2)):
+        packed, dense = open_packed(path, shard)
+        check(packed, dense)
+        kept = [name for name, p in packed.params.items() if p.packed and p.scheme == "dense"]
+        assert kept == [f"layers.{i}.down.weight" for i in range(3)]
+        assert packed.notes[0].endswith("; 3 dequantised: 2 ranks do not share its columns in blocks of 32")
+    check(*open_packed(path))
+
+
+def test_nothing_that_can_stay_packed_is_refused(tiny_llama_dir: Path, make_gguf: Make) -> None:
+    reasons = {tiny_llama_dir: "13 dequantised: holds float32", make_gguf(tiny_llama_dir, "Q8_0"): "holds Q8_0"}
+    for path, reason in reasons.items():
+        with pytest.raises(ConfigError, match=f"no weight of .* can stay so .*{reason}.*--weights dequantised"):
+            open_packed(path)
