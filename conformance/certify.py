@@ -22,7 +22,6 @@ from conformance.run import run
 from conformance.target import open_target
 from core.errors import ConfigError
 
-PROGRESS = "unfinished.jsonl"
 Progress = Callable[[int, int], None]
 
 
@@ -82,7 +81,7 @@ def certify(order: Order, progress: Progress) -> tuple[Predicate | None, list[De
     jobs = order.jobs or (1 if target.facts.accelerator else os.cpu_count() or 1)
     threads = max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else 0
     today = datetime.date.today()
-    with (order.folder / PROGRESS).open("ab") as log:
+    with (order.folder / issue.UNFINISHED).open("ab") as log:
 
         def take(task: Task, result: Result, sample: str) -> None:
             outcome = Outcome.of(task, waivers.apply(result, allowed, target.facts.name, today), sample)
@@ -110,8 +109,9 @@ def certify(order: Order, progress: Progress) -> tuple[Predicate | None, list[De
         started=started,
         finished=_now(),
     )
-    (order.folder / PROGRESS).unlink()
-    return issue.write(order.folder, finished, order.keys), declared, outcomes
+    predicate = issue.write(order.folder, finished, order.keys)
+    (order.folder / issue.UNFINISHED).unlink()
+    return predicate, declared, outcomes
 
 
 def _now() -> str:
@@ -120,7 +120,7 @@ def _now() -> str:
 
 def _resume(order: Order, suite: str, plugin: str) -> tuple[Header, list[Outcome]]:
     """The header of this run, and what an unfinished one in the folder has done already."""
-    path = order.folder / PROGRESS
+    path = order.folder / issue.UNFINISHED
     fresh = Header(order.device, order.level, order.only, order.nonce or secrets.token_hex(16), suite, plugin)
     if not path.exists():
         if any(p.name != issue.SAMPLES for p in order.folder.iterdir()):

@@ -32,11 +32,13 @@ from conformance.certificate.sign import sign
 from conformance.certificate.waivers import Waiver
 from conformance.identity import Plugin
 from conformance.kernels import all_exams
+from conformance.report.page import render
 from conformance.target import Target
 from core.kernels.bind import REFERENCE
 from core.kernels.table import TABLE
 
 CERTIFICATE, SIGNATURES, RESULTS = "certificate.json", "certificate.sig.json", "results.jsonl"
+UNFINISHED = "unfinished.jsonl"  # outcomes so far, while a run goes on
 WAIVERS, ENVIRONMENT, JUNIT, REPORT, SAMPLES = "waivers.json", "environment.json", "junit.xml", "report.html", "samples"
 
 
@@ -89,7 +91,7 @@ def device_record(target: Target) -> DeviceRecord:
 
 def tier(device: DeviceRecord, outcomes: Iterable[Outcome]) -> str:
     """ "production" when every production kernel that was examined is the device's own, else "functional"."""
-    needed = {row for row in device.providers if TABLE[row].production}
+    needed = {row for row in device.providers if row in TABLE and TABLE[row].production}
     own = {o.row for o in outcomes if o.bound_by != REFERENCE and o.status in ("pass", "waived")}
     return "production" if needed <= own else "functional"
 
@@ -134,7 +136,8 @@ def write(folder: Path, run: Run, keys: list[Path]) -> Predicate:
     (folder / WAIVERS).write_bytes(msgspec.json.format(msgspec.json.encode(run.waivers)))
     (folder / ENVIRONMENT).write_bytes(msgspec.json.format(msgspec.json.encode(identity.environment())))
     junit.write(folder / JUNIT, run.declared, run.outcomes)
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (CERTIFICATE, SIGNATURES))
+    (folder / REPORT).write_text(render(made, run.declared, run.outcomes, ()))
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (CERTIFICATE, SIGNATURES, UNFINISHED))
     subjects = [Subject(p.relative_to(folder).as_posix(), {"sha256": identity.sha256(p)}) for p in files]
     data = msgspec.json.format(msgspec.json.encode(Statement(STATEMENT_TYPE, subjects, PREDICATE_TYPE, made)))
     (folder / CERTIFICATE).write_bytes(data)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from conformance.case import Result
+from conformance.certificate import issue
 from conformance.certificate.records import Declared
-from conformance.certify import PROGRESS, Order, certify
+from conformance.certify import Order, certify
 from conformance.child import Setting, Task
 from conformance.declare import declare
 from conformance.run import run
@@ -95,9 +96,9 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
     with pytest.raises(Stop):
         certify(order, stop_after_one)
-    done = [json.loads(line) for line in (folder / PROGRESS).read_text().splitlines()[1:]]
+    done = [json.loads(line) for line in (folder / issue.UNFINISHED).read_text().splitlines()[1:]]
     assert len(done) == 1
-    with (folder / PROGRESS).open("a") as file:
+    with (folder / issue.UNFINISHED).open("a") as file:
         file.write('{"kind":"result","row":"rms')  # cut off in the middle of a line
     counts: list[tuple[int, int]] = []
     _, declared, outcomes = certify(order, lambda done, total: counts.append((done, total)))

@@ -1,0 +1,1 @@
+"""The report that people look at: one page, without anything from elsewhere."""
