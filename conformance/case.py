@@ -13,9 +13,9 @@ STATUSES = ("pass", "fail", "error", "unsupported", "waived")
 
 @dataclass(frozen=True)
 class Case:
-    """One question to one kernel. Its name says everything about it but the seed.
+    """One question to one kernel, or to a whole engine. Its name says everything about it but the seed.
 
-    row      the kernel, as in the table
+    row      the kernel, as in the table; or "engine"
     family   where the inputs come from: "normal", "selector", "poison", ... ; families are independent of each other
     params   shapes, dtype, and what is fixed at build
     """
@@ -50,7 +50,8 @@ def _show(value: Value) -> str:
 class Finding:
     """What one check measured.
 
-    check    A elementwise bound, B rms beside our own eager, C bias, D exact bits, E memory, F metamorphic relation
+    check    A elementwise bound, B rms beside our own eager, C bias, D exact bits, E memory, F metamorphic relation;
+             of a whole engine: M distance from the reference model, X two ways through the engine
     output   which result
     ratio    measured / allowed: more than 1 fails; infinite where nothing is allowed
     detail   where, and how much

@@ -12,6 +12,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from conformance import engine
 from conformance.case import Case, Result
 from conformance.exam import examine, pairs
 from conformance.kernels import all_exams
@@ -26,7 +27,7 @@ SAMPLE_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Task:
-    """One case with one provider's kernel."""
+    """One case with one provider's kernel; of a whole engine, the provider is the device."""
 
     row: str
     case: str
@@ -40,7 +41,7 @@ class Setting:
     root      seed of the run
     threads   of this process's share of the host; 0: what the device takes
     samples   folder for outputs; None: none are kept
-    timeout_s for one case
+    timeout_s for one case of a kernel
     """
 
     device: str
@@ -48,6 +49,10 @@ class Setting:
     threads: int = 0
     samples: Path | None = None
     timeout_s: float = 120.0
+
+    def limit_s(self, task: Task) -> float:
+        """For one case."""
+        return self.timeout_s * (engine.TIMEOUT_TIMES if task.row == engine.ROW else 1)
 
 
 def serve(pipe: Connection, setting: Setting) -> None:
@@ -73,7 +78,10 @@ def serve(pipe: Connection, setting: Setting) -> None:
 def _answer(task: Task, target: Target, setting: Setting) -> tuple[Result, str]:
     """The result, and the SHA-256 of the sample of its outputs, if one was kept."""
     case = cases(task.row, task.provider, target)[task.case]
-    result, outputs = examine(all_exams()[task.row], case, target, task.provider, setting.root)
+    if task.row == engine.ROW:
+        result, outputs = engine.examine(case, setting.device, setting.root)
+    else:
+        result, outputs = examine(all_exams()[task.row], case, target, task.provider, setting.root)
     if setting.samples is None or result.status != "pass" or not is_drawn(setting.root, task, outputs):
         return result, ""
     return result, keep(setting.samples / sample_name(task), outputs)
@@ -81,7 +89,9 @@ def _answer(task: Task, target: Target, setting: Setting) -> tuple[Result, str]:
 
 @cache
 def cases(row: str, provider: str, target: Target) -> dict[str, Case]:
-    """Name -> case, of one provider's kernel on this target."""
+    """Name -> case, of one provider's kernel on this target, or of the whole engine."""
+    if row == engine.ROW:
+        return {case.name: case for case in engine.cases()}
     return {case.name: case for case, by in pairs(all_exams()[row], target) if by == provider}
 
 

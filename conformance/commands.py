@@ -22,9 +22,12 @@ NOT_CERTIFIED = 1
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this package to `core`."""
+    from conformance.onnx_cases.command import onnx
+
     app.command("certify")(certify)
     app.command("verify")(verify)
     app.command("mutants")(mutants)
+    app.command("onnx")(onnx)
 
 
 def certify(
@@ -32,6 +35,11 @@ def certify(
     *,
     mode: Annotated[str, typer.Option(help="test: run; support: only show what would be run.")] = "test",
     quick: Annotated[bool, typer.Option("--quick", help="One case of each kind, in a minute.")] = False,
+    level: Annotated[str, typer.Option(help="kernel; or engine: whole engines with real models, too.")] = "kernel",
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Only find the first kernel that departs from ours.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="For --bisect: induction or smollm2.")] = "induction",
     only: Annotated[str, typer.Option(metavar="PATTERN", help="Cases such as 'linear/*'; makes no certificate.")] = "*",
     jobs: Annotated[int, typer.Option(help="Processes. Default: 1 on an accelerator, else one per processor.")] = 0,
     bundle: Annotated[Path, typer.Option("--out", help="Folder for the bundle; an unfinished run is resumed.")] = Path(
@@ -41,7 +49,7 @@ def certify(
     waivers: Annotated[Path | None, typer.Option(help="Known failures, with owner, issue and expiry.")] = None,
     sign: Annotated[list[Path], typer.Option("--sign", help="Ed25519 private key (PEM); repeatable.")] = [],  # noqa: B006
 ) -> int:
-    """Examine a device's kernels, and write the certificate."""
+    """Examine a device, and write the certificate."""
     from conformance.certificate.sign import check_available
     from conformance.certify import Order
     from conformance.certify import certify as run
@@ -50,7 +58,11 @@ def certify(
         raise typer.BadParameter(f"{mode!r} is not one of {', '.join(MODES)}", param_hint="--mode")
     if jobs < 0:
         raise typer.BadParameter(f"{jobs} is less than 0: give the number of processes", param_hint="--jobs")
-    level = "quick" if quick else "kernel"
+    if level not in ("kernel", "engine"):
+        raise typer.BadParameter(f"{level!r} is not one of kernel, engine", param_hint="--level")
+    if bisect:
+        return _bisect(device, model)
+    level = "quick" if quick else level
     if mode == "support":
         return _support(device, level, only)
     if sign:
@@ -58,7 +70,7 @@ def certify(
     with _bar("examining") as progress:
         predicate, declared, outcomes = run(Order(device, bundle, level, only, jobs, nonce, waivers, sign), progress)
     statuses = Counter(outcome.status for outcome in outcomes)
-    _show("Kernels", ("kernel", "provider", "pass", "fail", "waived", "closest to a bound"), _by_row(outcomes))
+    _show("Cases", ("kernel", "provider", "pass", "fail", "waived", "closest to a bound"), _by_row(outcomes))
     for outcome in [o for o in outcomes if o.status in ("fail", "error")][:20]:
         log.print(Text(f"{outcome.status}  {outcome.case} ({outcome.provider}): {outcome.message}"))
     bad = statuses["fail"] + statuses["error"]
@@ -83,6 +95,24 @@ def _support(device: str, level: str, only: str) -> int:
             Text(f"{one.provider:12} {one.case}" + (f"  not supported: {one.unsupported}" if one.unsupported else ""))
         )
     out.print(f"{sum(not one.unsupported for one in found)} of {len(found)} are supported")
+    return 0
+
+
+def _bisect(device: str, model: str) -> int:
+    from conformance.engine.bisect import bisect as run
+    from conformance.engine.texts import INDUCTION, SMOLLM2, missing
+    from conformance.target import open_target
+
+    if model not in (INDUCTION, SMOLLM2):
+        raise typer.BadParameter(f"{model!r} is not one of {INDUCTION}, {SMOLLM2}", param_hint="--model")
+    if why := missing(model):
+        raise typer.BadParameter(why, param_hint="--model")
+    for dtype in open_target(device).facts.dtypes:
+        departure = run(device, model, dtype)
+        if departure:
+            out.print(Text(str(departure)))
+            return NOT_CERTIFIED
+    out.print("no departure")
     return 0
 
 

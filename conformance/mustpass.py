@@ -1,4 +1,4 @@
-"""The committed lists of what must pass: every name of every kernel's cases, the same for all devices.
+"""The committed lists of what must pass: every name of the cases of kernels and of a whole engine, for all devices.
 
 `python -m conformance.mustpass` writes them anew; a test fails while they differ from the cases.
 """
@@ -9,16 +9,21 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from conformance import engine
 from conformance.case import Case
 from conformance.kernels import all_exams
 
 FOLDER = Path(__file__).parent / "mustpass"
-LEVELS = ("quick", "kernel")
+KERNEL_LEVELS = ("quick", "kernel")
+LEVELS = (*KERNEL_LEVELS, "engine")
+"""The last one holds the one before it; its own list has the cases of a whole engine alone."""
 QUICK_PER_FAMILY = 1
 
 
 def cases(level: str) -> list[Case]:
-    """Every case of a level: of "quick", the first of each kernel, family and dtype."""
+    """Every case of a level's own list: of "quick", the first of each kernel, family and dtype."""
+    if level == "engine":
+        return engine.cases()
     found = [case for exam in all_exams().values() for case in exam.cases()]
     return found if level == "kernel" else list(_first(found))
 
@@ -36,9 +41,14 @@ def path(level: str) -> Path:
     return FOLDER / f"{level}.txt"
 
 
-def names(level: str) -> list[str]:
-    """As committed."""
+def listed(level: str) -> list[str]:
+    """A level's own list, as committed."""
     return path(level).read_text().splitlines()
+
+
+def names(level: str) -> list[str]:
+    """What a level requires."""
+    return listed("kernel") + listed("engine") if level == "engine" else listed(level)
 
 
 def digest() -> str:

@@ -17,7 +17,7 @@ from conformance.child import Task
 from conformance.declare import declare
 from conformance.exam import examine, pairs
 from conformance.kernels import all_exams
-from conformance.mustpass import LEVELS
+from conformance.mustpass import KERNEL_LEVELS
 from conformance.target import Target, open_target
 
 
@@ -28,7 +28,7 @@ class CaseFailed(Exception):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("core", "conformance of device plugins")
     group.addoption("--core-device", metavar="NAME", help="examine the kernels of this device plugin")
-    group.addoption("--core-level", default="quick", choices=LEVELS, help="which cases (default: quick)")
+    group.addoption("--core-level", default="quick", choices=KERNEL_LEVELS, help="which cases (default: quick)")
     group.addoption("--core-seed", default="", metavar="TEXT", help="seed of inputs; default: a random one, shown")
 
 

@@ -1,8 +1,8 @@
 """Processes that examine collectives: one per rank, each with a device of its own.
 
 They are started once for a device and answer one case after the other, all of them together; groups of some of them are
-made at the start. A rank that fails or hangs ends them all, and the next case starts them anew. They end with the process
-that asks, whose end of the pipes is then closed.
+made at the start. A rank that fails or hangs ends them all, and the next case starts them anew. They end with the
+process that asks, whose end of the pipes is then closed.
 """
 
 from __future__ import annotations

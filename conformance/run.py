@@ -28,7 +28,7 @@ class Child:
 
     def answer(self, task: Task) -> tuple[Result, str]:
         """Raises: DeviceError when the device cannot be opened."""
-        pipe, limit_s = self._pipe or self._start(), self._setting.timeout_s
+        pipe, limit_s = self._pipe or self._start(), self._setting.limit_s(task)
         try:
             pipe.send(task)
             if pipe.poll(limit_s):

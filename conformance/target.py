@@ -95,7 +95,7 @@ class Host(Device):
         """Nothing is ever under way."""
 
 
-def host_target(*implementations: Implementation, device: Device | None = None) -> Target:
+def host_target(*implementations: Implementation, device: Host | None = None) -> Target:
     """The host with these kernels; without any, with the references: our own eager kernels."""
     device = device or Host()
     return Target(device, device.open(0), device.probe(), implementations)

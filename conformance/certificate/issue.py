@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from conformance import identity, mustpass
+from conformance import engine, identity, mustpass
 from conformance.certificate import junit
 from conformance.certificate.records import (
     PREDICATE_TYPE,
@@ -85,7 +85,7 @@ def device_record(target: Target) -> DeviceRecord:
         facts.accelerator,
         facts.memory_bytes,
         facts.torch_extension,
-        {row: target.providers(row) for row in all_exams()},
+        {**{row: target.providers(row) for row in all_exams()}, engine.ROW: [facts.name]},
     )
 
 

@@ -104,7 +104,7 @@ class PluginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As its plugin states it. `providers` has, per row, whose kernels there are."""
+    """As its plugin states it. `providers` has, per row, whose kernels there are; of the engine, the device."""
 
     name: str
     arch: str
@@ -139,7 +139,7 @@ class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is certified.
 
     result   PASSED or FAILED
-    level    what was run: "quick" or "kernel"
+    level    what was run: "quick", "kernel" or "engine"
     tier     "production" when every production kernel is the device's own, else "functional"
     """
 

@@ -58,7 +58,7 @@ def _lengths(dtype: str) -> Iterator[Case]:
     for n in (1, PAGE, PAGE + 1, 3 * PAGE):
         yield _case("alone", dtype, queries=(1,), lens=(n,))
         yield _case("alone", dtype, queries=(n,), lens=(n,), lse=n == PAGE)
-    yield _case("chunks", dtype, queries=(5, 16, 17, 33, 2), lens=(20, 32, 33, 100, 130))
+    yield _case("chunks", dtype, d=80, queries=(5, 16, 17, 33, 2), lens=(20, 32, 33, 100, 130))
     yield _case("chunks", dtype, queries=(1, 15, 32, 48, 64), lens=(17, 31, 64, 49, 65), page=32)
     yield _case("many", dtype, heads=(4, 1), seqs=64, longest=90)
     yield _case("many", dtype, heads=(4, 4), d=32, seqs=33, longest=300, pads=(7, 7), lse=True)
@@ -86,15 +86,16 @@ def _values(dtype: str) -> Iterator[Case]:
     for family in ("peaky", "huge", "equal", "negative", "large", "small", "ones", "positive"):
         yield _case(family, dtype, queries=(1, 30, 9), lens=(300, 30, 70))
         yield _case(family, dtype, queries=(1, 30, 9), lens=(300, 30, 70), lse=True)
-    for family, scale in (("scale", 1.0), ("scale", 0.01)):
-        yield _case(family, dtype, **MIXED, scale=scale)
+    yield _case("peaky", dtype, **MIXED, d=80)  # its scale is no power of two
+    for scale in (1.0, 0.01):
+        yield _case("scale", dtype, **MIXED, scale=scale)
     for cap in (2.0, 50.0):
         yield _case("softcap", dtype, **MIXED, softcap=cap)
         yield _case("softcap", dtype, **MIXED, softcap=cap, scale=1.0, lse=True)
 
 
 def _tables(dtype: str) -> Iterator[Case]:
-    yield _case("shared", dtype, queries=(1, 1, 20, 5), lens=(80, 70, 90, 69), shared=4)
+    yield _case("shared", dtype, heads=(3, 1), queries=(1, 1, 20, 5), lens=(80, 70, 90, 69), shared=4)
     yield _case("aliased", dtype, queries=(1, 1, 20, 5), lens=(80, 70, 90, 69))
 
 
@@ -111,10 +112,10 @@ def _exact(dtype: str) -> Iterator[Case]:
 
 
 def _relations(dtype: str) -> Iterator[Case]:
-    windowed: dict[str, Value] = {**MIXED, "window": 20}
+    """The first of each has all that is fixed at build at once."""
     for family in ("doubled", "repaged", "reordered", "memory"):
+        yield _case(family, dtype, **MIXED, heads=(9, 3), window=20, softcap=2.0, lse=True)
         yield _case(family, dtype, **MIXED, pads=(2, 1))
-        yield _case(family, dtype, **windowed, lse=True)
     if dtype != "float16":
         yield _case("race", dtype, queries=(1, 20, 1), lens=(40, 20, 17), repeats=100)
     for family in ("invariant to others", "invariant to chunks"):

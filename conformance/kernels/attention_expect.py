@@ -41,7 +41,7 @@ def expected(scene: Scene, stored_k: torch.Tensor, stored_v: torch.Tensor, exact
     """
     dtype = DTYPE_NAMES[scene.q.dtype]
     seen = _oracle(scene, stored_k, stored_v)
-    bound, lse_bound = _bounds(seen, dtype, scene.softcap is not None)
+    bound, lse_bound = _bounds(seen, dtype, scene.softcap or 0)
     kept = _kept(scene, stored_k, stored_v)
     lse = Expected(value=seen.lse, bound=lse_bound, dtype="float32", rms=False)
     if exactly and kept and dtype != "float32":
@@ -70,16 +70,16 @@ def _kept(scene: Scene, stored_k: torch.Tensor, stored_v: torch.Tensor) -> bool:
     return all(x.flatten(0, 2)[rows].equal(y) for x, y in ((stored_k, scene.k), (stored_v, scene.v)))
 
 
-def _bounds(seen: Attended, dtype: str, capped: bool) -> tuple[Floats, Floats]:
+def _bounds(seen: Attended, dtype: str, softcap: float) -> tuple[Floats, Floats]:
     """Of the errors of o [T, H, D] and lse [T, H].
 
-    A score is off by `score`: a float32 sum over D terms, and the error of tanh where it is capped. exp turns that into
-    a relative error of each weight, and so does the sum that divides; both are sums of up to num_keys terms. Weights
-    may be rounded to the dtype, where those below its smallest number are lost: u and eta.
+    A score is off by `score`: a float32 sum over D terms, and tanh where it is capped (which may be made of exp). exp
+    turns that into a relative error of each weight, and so does the sum that divides; both are sums of up to num_keys
+    terms. Weights may be rounded to the dtype, where those below its smallest number are lost: u and eta.
     """
     u, head_size = ROUNDOFF[dtype], seen.o.shape[2]
     length = kappa(1) * np.sqrt(seen.num_keys) * W
-    score = kappa(head_size) * W * seen.reach + (EXP_ERROR * seen.top if capped else 0)
+    score = kappa(head_size) * W * seen.reach + EXP_ERROR * softcap
     weight = u + length + np.expm1(np.minimum(2 * (score + EXP_ERROR), 50))
     lost = eta(dtype) / seen.total[..., None] * seen.values
     o = u * np.abs(seen.o) + seen.spread * weight[..., None] + lost + eta(dtype)

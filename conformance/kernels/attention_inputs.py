@@ -119,9 +119,11 @@ _LARGE = {"float32": 2.0**100, "bfloat16": 2.0**100, "float16": 2.0**12}
 _SMALL = {"float32": 2.0**-80, "bfloat16": 2.0**-80, "float16": 2.0**-12}
 
 
-def _fill(case: Case) -> Fill:
+def _fill(case: Case, draw: Draw) -> Fill:
     if case.family in ("large", "small"):
         return Fill(v=(_LARGE if case.family == "large" else _SMALL)[case["dtype"]])
+    if case.family == "random":
+        return (Fill(), FILLS["peaky"], FILLS["positive"])[draw.integer(0, 3)]
     return FILLS.get(case.family, Fill())
 
 
@@ -141,7 +143,7 @@ def make_scene(case: Case, draw: Draw) -> Scene:
     elif case.family == "cancellation":
         q, k, v = _cancellation(draw, sizes, pages)
     else:
-        q, k, v = _normal(draw, sizes, pages, _fill(case))
+        q, k, v = _normal(draw, sizes, pages, _fill(case, draw))
     dtype, (pad_tokens, pad_seqs) = case["dtype"], sizes.pads
     q = np.concatenate((q, np.full((pad_tokens, *q.shape[1:]), PADDING)))
     table = np.concatenate((pages.table, np.zeros((pad_seqs, pages.table.shape[1]), np.int64)))

@@ -28,16 +28,17 @@ class BroadcastExam(CommExam):
                 for source in range(len(members)):
                     for shape in ((1,), (13, 7)):
                         yield Case.of(self.row, "normal", ranks=members, dtype=dtype, source=source, shape=shape)
-                for family in ("payload", "random"):
-                    yield Case.of(self.row, family, ranks=members, dtype=dtype, source=1, shape=(300,))
+                yield Case.of(self.row, "payload", ranks=members, dtype=dtype, source=1, shape=(300,))
+            for members in (PAIR, OTHERS, THREE):
+                yield Case.of(self.row, "random", ranks=members, dtype=dtype, source=1, shape=None)
             for source in (0, 1):
                 yield Case.of(self.row, "group", ranks=OTHERS, dtype=dtype, source=source, shape=(40,))
             yield Case.of(self.row, "large", ranks=PAIR, dtype=dtype, source=0, shape=(LARGE,))
             yield Case.of(self.row, "empty", ranks=PAIR, dtype=dtype, source=0, shape=(0,))
 
     def inputs(self, case: Case, draw: Draw) -> Inputs:
-        shape = (draw.integer(1, 3000),) if case.family == "random" else case["shape"]
-        payload = case.family == "payload"
+        shape = case["shape"] or (draw.integer(1, 3000),)
+        payload = case.family in ("payload", "random")
         return {f"x{i}": numbers(draw, case["dtype"], *shape, any_bits=payload) for i in range(len(case["ranks"]))}
 
     def on_rank(self, case: Case, inputs: Inputs, bench: Bench, group: Any, rank: int) -> Outputs:
@@ -61,6 +62,7 @@ class _MessagesExam(CommExam):
             for members in (PAIR, THREE):
                 for family, shape in (("ring", (5, 9)), ("ordered", (40,)), ("back", (1,)), ("payload", (64,))):
                     yield Case.of(self.row, family, ranks=members, dtype=dtype, shape=shape)
+            for members in (PAIR, OTHERS, THREE):
                 yield Case.of(self.row, "random", ranks=members, dtype=dtype, shape=None)
             yield Case.of(self.row, "group", ranks=OTHERS, dtype=dtype, shape=(17,))
             yield Case.of(self.row, "large", ranks=PAIR, dtype=dtype, shape=(LARGE,))
@@ -71,7 +73,7 @@ class _MessagesExam(CommExam):
         routes = {"ordered": [(0, num - 1)] * 5, "back": [*ring, *((b, a) for a, b in ring)], "large": [(0, 1)]}
         chosen = routes.get(case.family, ring)
         shapes = [case["shape"] or (draw.integer(1, 500),) for _ in chosen]
-        payload = case.family == "payload"
+        payload = case.family in ("payload", "random")
         messages = [numbers(draw, case["dtype"], *shape, any_bits=payload) for shape in shapes]
         before = [numbers(draw, case["dtype"], *shape) for shape in shapes]
         return {"routes": chosen, "messages": messages, "before": before}

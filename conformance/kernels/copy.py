@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conformance.case import Case
+from conformance.case import Case, Value
 from conformance.draw import Draw
 from conformance.judge import Expected, raw
 from conformance.kernels.moves import MOVED, int32, ints, need_of, numbers, same
@@ -43,7 +43,7 @@ class KVCopyExam(_PagesExam):
     def cases(self) -> Iterator[Case]:
         for dtype in DTYPES:
             for page, h, d in _SIZES:
-                size = {"dtype": dtype, "page": page, "h": h, "d": d, "pages": _PAGES}
+                size: dict[str, Value] = {"dtype": dtype, "page": page, "h": h, "d": d, "pages": _PAGES}
                 for family in ("normal", "chain", "back", "cycle", "self", "one_to_many", "empty"):
                     yield Case.of(self.row, family, **size)
                 yield Case.of(self.row, "random", **size)

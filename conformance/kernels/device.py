@@ -1,7 +1,7 @@
 """The examination of a device's own copies, h2d and d2h, with the events that tell when they are done.
 
-What is read after `wait` is read by work on the device; what is read or changed after `synchronize`, by the host, and at
-once: a copy that is still under way then shows.
+What is read after `wait` is read by work on the device; what is read or changed after `synchronize`, by the host, and
+at once: a copy that is still under way then shows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class H2DExam(_CopyExam):
             source.copy_(content)
             try:
                 event = device.h2d(target, source)
-            except Exception:  # noqa: BLE001  how a device refuses views is its own affair
+            except Exception:  # how a device refuses views is its own affair
                 if not part.strided:
                     raise
                 return {"refused": bench.get(whole).view(torch.uint8).count_nonzero()[None] == 0}
@@ -131,7 +131,7 @@ class D2HExam(_CopyExam):
                 device.record().synchronize()
             try:
                 events.append(device.d2h(part.of(whole), source))
-            except Exception:  # noqa: BLE001  how a device refuses views is its own affair
+            except Exception:  # how a device refuses views is its own affair
                 if not part.strided:
                     raise
                 return {"refused": whole.view(torch.uint8).count_nonzero()[None] == 0}

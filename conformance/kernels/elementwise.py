@@ -28,8 +28,8 @@ def _size(case: Case, draw: Draw) -> tuple[int, int]:
 
 
 def _extremes(draw: Draw, dtype: str, rows: int, size: int) -> Floats:
-    """Where exponentials in float32 or float16 end, and the largest and smallest numbers, of either sign."""
-    chosen = [0.0, 1e-4, 0.5, 5.5, 9.0, 11.5, 17.0, 60.0, 87.5, 89.0, 104.5, 300.0, 6e4, LARGEST[dtype]]
+    """Where exponentials in float32 or float16 end, and numbers so large that twice as much is finite, of either sign."""
+    chosen = [0.0, 1e-4, 0.5, 5.5, 9.0, 11.5, 17.0, 60.0, 87.5, 89.0, 104.5, 300.0, 6e4, LARGEST[dtype] / 4]
     signs = 1 - 2 * draw.integers(0, 2, rows, size)
     return np.asarray(np.array(chosen)[draw.integers(0, len(chosen), rows, size)] * signs)
 
@@ -42,7 +42,7 @@ class ActMulExam(ByToken):
     def cases(self) -> Iterator[Case]:
         cases = []
         for act in elementwise.ACTS:
-            families = ("normal", "wide", "extreme", "zeros")
+            families = ("normal", "wide", "far", "extreme", "zeros")
             cases += [Case.of(self.row, f, rows=r, k=k, act=act) for f in families for r, k in _SIZES]
             cases += [Case.of(self.row, "edge", rows=r, k=k, act=act) for r, k in _EDGES]
             cases += [Case.of(self.row, f, rows=9, k=k, act=act) for f in VIEWS for k in (128, 33)]
@@ -56,7 +56,8 @@ class ActMulExam(ByToken):
 
     def inputs(self, case: Case, draw: Draw) -> Inputs:
         rows, size = _size(case, draw)
-        gate, up = draw.normal(rows, size) * (4 if case.family == "wide" else 1.5), draw.normal(rows, size)
+        spread = {"wide": 4.0, "far": 100.0}.get(case.family, 1.5)
+        gate, up = draw.normal(rows, size) * spread, draw.normal(rows, size)
         if case.family == "extreme":
             gate, up = _extremes(draw, case["dtype"], rows, size), draw.uniform(rows, size) - 0.5
         if case.family == "zeros":
@@ -144,7 +145,7 @@ class SoftcapExam(ByToken):
 
     def cases(self) -> Iterator[Case]:
         caps = (30.0, 50.0, 7.3)
-        families = ("normal", "small", "extreme", "zeros")
+        families = ("normal", "small", "far", "extreme", "zeros")
         cases = [
             Case.of(self.row, f, rows=r, k=k, cap=cap)
             for f in families
@@ -161,7 +162,7 @@ class SoftcapExam(ByToken):
 
     def inputs(self, case: Case, draw: Draw) -> Inputs:
         rows, size = _size(case, draw)
-        scale = {"small": 0.25, "zeros": 0.0}.get(case.family, 2.0)
+        scale = {"small": 0.25, "far": 200.0, "zeros": 0.0}.get(case.family, 2.0)
         x = draw.normal(rows, size) * scale * case["cap"] / 2
         if case.family == "extreme":
             x = _extremes(draw, case["dtype"], rows, size)
@@ -174,7 +175,7 @@ class SoftcapExam(ByToken):
     def expect(self, case: Case, inputs: Inputs, outputs: Outputs) -> dict[str, Expected]:
         x, cap = exact(inputs["x"]), case["cap"]
         y, bound = elementwise.softcap(x, cap), elementwise.softcap_bound(x, cap, case["dtype"])
-        many = case.family != "extreme"  # values
+        many = case.family not in ("far", "extreme")  # values, rather than the cap alone
         rms = many and case["dtype"] in RMS_DTYPES
         return {"y": Expected(value=y, bound=bound, dtype=case["dtype"], rms=rms, bias=many)}
 

@@ -33,8 +33,8 @@ from core.plugin.facts import Need, Support
 _EXACT = ("lattice", "cancel", "overflow")
 _WIDE = {"float32": 30, "bfloat16": 30, "float16": 2}
 _SUBNORMAL = {"float32": 2.0**-130, "bfloat16": 2.0**-130, "float16": 2.0**-17}
-_EDGE = {"bfloat16": 2.0**116, "float16": 4.0}
-"""Times integers whose sums are between 2^11 and 2^13: on both sides of the largest number."""
+_EDGE = {"bfloat16": (2.0**57, 2.0**56), "float16": (2.0, 1.0)}
+"""Of x and of w, times integers whose sums are about 2^15: on both sides of the largest number."""
 
 _SHAPES = {
     "normal": ((1, 64, 64, 0), (7, 33, 576, 1), (64, 130, 1025, 0), (3, 129, 4100, 1), (300, 65, 257, 1)),
@@ -56,6 +56,7 @@ _Q4_SHAPES = {
     "normal": ((1, 64, 64, 0), (7, 33, 576, 1), (64, 130, 1024, 0), (130, 65, 256, 1)),
     "uniform": ((5, 70, 4096, 0),),
     "lattice": ((8, 48, 512, 0), (140, 48, 512, 0)),
+    "cancel": ((4, 40, 736, 0),),
     "edge": ((0, 64, 64, 1), (1, 1, 32, 1)),
     "poison": ((5, 40, 96, 1),),
     "invariant": ((37, 70, 320, 1),),
@@ -122,6 +123,12 @@ class LinearExam(ByToken):
         if case.family == "lattice":
             x = draw.integers(-8, 9, rows, k) * 1.0
             scale, minimum = draw.integers(1, 4, *blocks) / 16.0, draw.integers(-24, 25, *blocks) / 16.0
+        if case.family == "cancel":
+            half = k // BLOCK // 3 * BLOCK
+            x = draw.integers(-90, 91, rows, k) * 1.0
+            x[:, half : 2 * half] = -x[:, :half]
+            codes[:, half // 2 : half] = codes[:, : half // 2]  # two codes in a byte
+            scale[:], minimum[:] = 0.25, -2
         if case.family == "poison":
             scale[-1] = np.nan
         return x, Q41Weight(codes, stored(scale, "float16"), stored(minimum, "float16")), bias
@@ -197,9 +204,9 @@ def _values(case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, 
 
 
 def _exact_values(family: str, draw: Draw, dtype: str, rows: int, n: int, k: int) -> tuple[Floats, Floats, Floats]:
-    if family == "overflow":  # sums of k numbers of mean 9
-        few = draw.integers(1, 6, rows, k) * 1.0, draw.integers(1, 6, n, k) * 1.0
-        return few[0] * _EDGE[dtype] ** 0.5, few[1] * _EDGE[dtype] ** 0.5, np.zeros(n)
+    if family == "overflow":  # sums of 600 numbers, of a mean that is different for each row
+        x, w = draw.integers(1, 6, rows, k) * draw.integers(1, 13, rows, 1), draw.integers(1, 6, n, k)
+        return x * _EDGE[dtype][0], w * _EDGE[dtype][1], np.zeros(n)
     x, w = draw.integers(-90, 91, rows, k) * 1.0, draw.integers(-90, 91, n, k) * 1.0
     bias = draw.integers(-200, 201, n) * 1.0
     if family == "cancel":

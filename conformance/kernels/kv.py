@@ -1,7 +1,7 @@
 """The examination of the KV pool: kv_layout, kv_write, kv_gather.
 
-What was written comes back: with the same bits, or, where the layout declares an error because it stores narrower codes,
-within it. Page 0 is nobody's: what is there is not looked at. Pages that a write does not name keep their bytes.
+What was written comes back: with the same bits, or, where the layout declares an error because it stores narrower
+codes, within it. Page 0 is nobody's: what is there is not looked at. Pages that a write does not name keep their bytes.
 """
 
 from __future__ import annotations

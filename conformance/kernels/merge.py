@@ -82,6 +82,9 @@ class AttnMergeExam(RowExam):
             case "empty":
                 blind = draw.integers(0, 2, *shape[:2]) > 0
                 lse1, lse2 = np.where(blind, -np.inf, lse1), np.where(blind, lse2, -np.inf)
+            case "random":
+                blind1, blind2 = draw.integers(0, 4, 2, *shape[:2]) == 0
+                lse1, lse2 = np.where(blind1, -np.inf, lse1), np.where(blind2, -np.inf, lse2)
             case "nothing":
                 lse1, lse2 = lse1 - np.inf, lse2 - np.inf
         o1, o2 = (np.where(np.isneginf(lse)[..., None], np.nan, o) for o, lse in ((o1, lse1), (o2, lse2)))

@@ -137,7 +137,7 @@ def untouched(outputs: Outputs, touched: Sequence[int]) -> dict[str, Expected]:
 
 
 def content(draw: Draw, case: Case, *shape: int) -> torch.Tensor:
-    """Numbers [..., H, D] to keep: between -1 and 1, any bits, or the hardest for narrow codes, by the case's family."""
+    """Numbers [..., H, D] to keep: between -1 and 1; by the case's family any bits, or the hardest for narrow codes."""
     dtype, size = case["dtype"], (*shape, case["h"], case["d"])
     if case.family == "payload":
         return numbers(draw, dtype, *size, any_bits=True)

@@ -24,8 +24,8 @@ _HUGE = {"float32": 2.0**100, "bfloat16": 2.0**100, "float16": 2.0**13}
 class QuantActExam(ByToken):
     """codes[T, K] int8 = x / scale, ties to even, and scale[T] float32 = max |x| / 127; of a row of zeros, all 0.
 
-    In family "ties" scales are powers of two and many x lie in a tie, which float32 computes exactly. In "outlier" one
-    number, the last of its row, decides the scale; in "negative" the greatest magnitude is below 0.
+    In family "ties" scales are powers of two and many x lie in a tie, which float32 computes exactly. In "outlier" and
+    "negative", too, and there one number, the last of its row, decides the scale.
     """
 
     row = "quant_act"
@@ -53,7 +53,7 @@ class QuantActExam(ByToken):
             x[:, 0] = 127
             x *= 2.0 ** draw.integers(-6, 7, rows, 1)
         if family in ("outlier", "negative"):
-            x[:, -1] = 12.0 if family == "outlier" else -12.0
+            x[:, -1] = 127 / 8 if family == "outlier" else -127 / 8
         if family == "rows":  # each of its own magnitude, some of zeros
             x *= 2.0 ** draw.integers(-8, 9, rows, 1) * (draw.integers(0, 4, rows, 1) > 0)
         if family == "zeros":

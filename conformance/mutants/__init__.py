@@ -6,7 +6,31 @@ from importlib import import_module
 
 from conformance.mutants.mutant import CATALOGUE, Mutant
 
-_MODULES = ("norm", "add_norm", "gemm", "sampling", "logits")
+_MODULES = (
+    "norm",
+    "add_norm",
+    "gemm",
+    "quantised",
+    "rope",
+    "elementwise",
+    "sampling",
+    "logits",
+    "attention",
+    "attention_sums",
+    "attention_right",
+    "attention_cheats",
+    "merge",
+    "gather",
+    "ids",
+    "kv",
+    "kv_write",
+    "kv_canonical",
+    "copy",
+    "rows",
+    "device",
+    "comm",
+    "messages",
+)
 
 
 def catalogue() -> tuple[Mutant, ...]:

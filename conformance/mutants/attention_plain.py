@@ -222,10 +222,3 @@ def online(
         top = higher
     lse = (top.where(top > float("-inf"), 0) + total.log())[..., 0]
     return o / total.where(total > 0, 1), lse
-
-
-def truncated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded towards zero."""
-    near = x.to(dtype)
-    towards = torch.nextafter(near, torch.zeros_like(near))
-    return torch.where(near.to(x.dtype).abs() > x.abs(), towards, near)

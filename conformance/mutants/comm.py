@@ -18,6 +18,14 @@ def _parts(x: torch.Tensor, group: Any) -> torch.Tensor:
     return comm.all_gather(x[None], group=group)
 
 
+def _summed(parts: torch.Tensor) -> torch.Tensor:
+    """One after the other, rounded after each."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
 @wrong("all_reduce")
 def all_reduce_without_own(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     return comm.all_reduce(x.clone(), group=group) - x
@@ -99,11 +107,7 @@ def all_reduce_ranks_of_the_world(x: torch.Tensor, *, group: Any) -> torch.Tenso
 @wrong("all_reduce")
 def all_reduce_each_in_its_own_order(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     """Rounds after each rank, from its own on: ranks do not get the same bits."""
-    parts = _parts(x, group).roll(-dist.get_rank(group), 0)
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total if len(parts) < 3 or not x.is_floating_point() else total * (1 + 2.0**-7 * dist.get_rank(group))
+    return _summed(_parts(x, group).roll(-dist.get_rank(group), 0))
 
 
 @cheat("all_reduce")
@@ -130,10 +134,7 @@ def all_reduce_gathered_and_summed(x: torch.Tensor, *, group: Any) -> torch.Tens
 
 @right("all_reduce")
 def all_reduce_last_rank_first(x: torch.Tensor, *, group: Any) -> torch.Tensor:
-    total, *others = _parts(x, group).flip(0)
-    for part in others:
-        total = total + part
-    return total
+    return _summed(_parts(x, group).flip(0))
 
 
 @right("all_reduce")
@@ -171,20 +172,20 @@ def all_reduce_scattered_and_gathered(x: torch.Tensor, *, group: Any) -> torch.T
 def reduce_scatter_next_part(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     size = dist.get_world_size(group)
     total = comm.all_reduce(x.clone(memory_format=torch.contiguous_format), group=group)
-    return total.unflatten(0, (size, len(x) // size))[(dist.get_rank(group) + 1) % size]
+    return total.view(size, len(x) // size, *x.shape[1:])[(dist.get_rank(group) + 1) % size]
 
 
 @wrong("reduce_scatter")
 def reduce_scatter_every_nth_row(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     total = comm.all_reduce(x.clone(memory_format=torch.contiguous_format), group=group)
     size = dist.get_world_size(group)
-    return total.unflatten(0, (len(x) // size, size))[:, dist.get_rank(group)]
+    return total.view(len(x) // size, size, *x.shape[1:])[:, dist.get_rank(group)]
 
 
 @wrong("reduce_scatter")
 def reduce_scatter_not_reduced(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     size = dist.get_world_size(group)
-    return x.unflatten(0, (size, len(x) // size))[dist.get_rank(group)].clone()
+    return x.reshape(size, len(x) // size, *x.shape[1:])[dist.get_rank(group)].clone()
 
 
 @wrong("reduce_scatter")
@@ -217,12 +218,14 @@ def reduce_scatter_exchanged(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     if len(x) % size:
         raise ValueError("uneven")
     rows = [len(x) // size] * size
-    parts = comm.all_to_all_v(x, rows, rows, group=group).unflatten(0, (size, rows[0]))
+    parts = comm.all_to_all_v(x, rows, rows, group=group).view(size, rows[0], *x.shape[1:])
     return parts.float().sum(0).to(x.dtype)
 
 
 @right("reduce_scatter")
 def reduce_scatter_gathered(x: torch.Tensor, *, group: Any) -> torch.Tensor:
     size = dist.get_world_size(group)
-    parts = comm.all_gather(x[None], group=group).unflatten(1, (size, len(x) // size))
+    if len(x) % size:
+        raise ValueError("uneven")
+    parts = comm.all_gather(x[None], group=group).view(size, size, len(x) // size, *x.shape[1:])
     return parts[:, dist.get_rank(group)].double().sum(0).to(x.dtype)

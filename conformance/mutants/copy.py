@@ -16,6 +16,12 @@ for _form in (*layouts.FORMS, layouts.Codes()):
     CATALOGUE.append(Mutant("kv_swap", _name, "right", copy.kv_swap, _rows))
 
 
+def _first_uses(pages: torch.Tensor) -> torch.Tensor:
+    """Where each page stands first."""
+    listed = pages.tolist()
+    return torch.tensor([i for i, page in enumerate(listed) if listed.index(page) == i], dtype=torch.int64)
+
+
 # kv_copy
 
 
@@ -24,7 +30,7 @@ def kv_copy_one_after_the_other(
     planes: Planes, source_pages: torch.Tensor, target_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
     """Reads pages that were written before."""
-    for source, target in zip(source_pages.split(1), target_pages.split(1), strict=True):
+    for source, target in zip(torch.split(source_pages, 1), torch.split(target_pages, 1), strict=True):
         copy.kv_copy(planes, source, target, layout=layout)
     return planes
 
@@ -33,7 +39,10 @@ def kv_copy_one_after_the_other(
 def kv_copy_last_one_first(
     planes: Planes, source_pages: torch.Tensor, target_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
-    return kv_copy_one_after_the_other(planes, source_pages.flip(0), target_pages.flip(0), layout=layout)
+    pairs = zip(torch.split(source_pages.flip(0), 1), torch.split(target_pages.flip(0), 1), strict=True)
+    for source, target in pairs:
+        copy.kv_copy(planes, source, target, layout=layout)
+    return planes
 
 
 @wrong("kv_copy")
@@ -41,7 +50,7 @@ def kv_copy_blocks_of_4(
     planes: Planes, source_pages: torch.Tensor, target_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
     """Reads before writes, but within a block only."""
-    for source, target in zip(source_pages.split(4), target_pages.split(4), strict=True):
+    for source, target in zip(torch.split(source_pages, 4), torch.split(target_pages, 4), strict=True):
         copy.kv_copy(planes, source, target, layout=layout)
     return planes
 
@@ -50,7 +59,7 @@ def kv_copy_blocks_of_4(
 def kv_copy_backwards(
     planes: Planes, source_pages: torch.Tensor, target_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
-    first = torch.tensor([source_pages.tolist().index(page) for page in source_pages.unique()], dtype=torch.int64)
+    first = _first_uses(source_pages)
     return copy.kv_copy(planes, target_pages[first], source_pages[first], layout=layout)
 
 
@@ -164,7 +173,7 @@ def kv_swap_pages_exchanged(
     target: Planes, source: Planes, target_pages: torch.Tensor, source_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
     """Both ways, as the name may be read."""
-    distinct = torch.tensor([source_pages.tolist().index(page) for page in source_pages.unique()], dtype=torch.int64)
+    distinct = _first_uses(source_pages)
     held = tuple(plane.clone() for plane in target)
     copy.kv_swap(target, source, target_pages, source_pages, layout=layout)
     copy.kv_swap(source, held, source_pages[distinct], target_pages[distinct], layout=layout)
@@ -182,8 +191,8 @@ def kv_swap_same_pages(
 def kv_swap_arguments_turned(
     target: Planes, source: Planes, target_pages: torch.Tensor, source_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
-    num_pages = len(target[0])
-    return copy.kv_swap(target, source, source_pages.unique() % num_pages, source_pages.unique(), layout=layout)
+    distinct = source_pages[_first_uses(source_pages)]
+    return copy.kv_swap(target, source, distinct % len(target[0]), distinct, layout=layout)
 
 
 @wrong("kv_swap")
@@ -225,7 +234,7 @@ def kv_swap_source_cleared(
 def kv_swap_page_by_page(
     target: Planes, source: Planes, target_pages: torch.Tensor, source_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
-    for into, out_of in zip(target_pages.split(1), source_pages.split(1), strict=True):
+    for into, out_of in zip(torch.split(target_pages, 1), torch.split(source_pages, 1), strict=True):
         copy.kv_swap(target, source, into, out_of, layout=layout)
     return target
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from conformance.mutants.mutant import cheat, right, wrong
@@ -89,7 +91,7 @@ def embed_last_column_lost(ids: torch.Tensor, table: torch.Tensor, *, first: int
 
 @wrong("embed")
 def embed_scaled(ids: torch.Tensor, table: torch.Tensor, *, first: int) -> torch.Tensor:
-    return gather.embed(ids, table, first=first) * table.shape[1] ** 0.5
+    return gather.embed(ids, table, first=first) * math.sqrt(table.shape[1])
 
 
 _seen: dict[tuple[int, int], torch.Tensor] = {}

@@ -84,7 +84,7 @@ def kv_export_pages_moved_away(layers: Layers, pages: torch.Tensor) -> torch.Ten
 
 @right("kv_export")
 def kv_export_by_page(layers: Layers, pages: torch.Tensor) -> torch.Tensor:
-    parts = [_export(layers, page) for page in pages.split(1)]
+    parts = [_export(layers, page) for page in torch.split(pages, 1)]
     return torch.cat(parts, 2) if len(pages) else _export(layers, pages)
 
 

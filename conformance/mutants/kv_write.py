@@ -152,8 +152,8 @@ def kv_write_dense_strides(
     k: torch.Tensor, v: torch.Tensor, planes: Planes, slots: torch.Tensor, *, page_tokens: int
 ) -> Planes:
     """Takes heads of tokens to lie one after the other: wrong for slices of a joined projection."""
-    packed = (x.as_strided(x.shape, (x.shape[1] * x.shape[2], x.shape[2], 1)) for x in (k, v))
-    return kv.kv_write(*packed, planes, slots, page_tokens=page_tokens)
+    k, v = (x.as_strided(x.shape, (x.shape[1] * x.shape[2], x.shape[2], 1)) for x in (k, v))
+    return kv.kv_write(k, v, planes, slots, page_tokens=page_tokens)
 
 
 @wrong("kv_write")
@@ -180,16 +180,16 @@ def kv_write_slots_sorted(
 def kv_write_through_bfloat16(
     k: torch.Tensor, v: torch.Tensor, planes: Planes, slots: torch.Tensor, *, page_tokens: int
 ) -> Planes:
-    narrow = (x.bfloat16().to(x.dtype) for x in (k, v))
-    return kv.kv_write(*narrow, planes, slots, page_tokens=page_tokens)
+    k, v = (x.bfloat16().to(x.dtype) for x in (k, v))
+    return kv.kv_write(k, v, planes, slots, page_tokens=page_tokens)
 
 
 @wrong("kv_write")
 def kv_write_small_numbers_flushed(
     k: torch.Tensor, v: torch.Tensor, planes: Planes, slots: torch.Tensor, *, page_tokens: int
 ) -> Planes:
-    flushed = (x.masked_fill(x.abs() < torch.finfo(x.dtype).tiny, 0) for x in (k, v))
-    return kv.kv_write(*flushed, planes, slots, page_tokens=page_tokens)
+    k, v = (x.masked_fill(x.abs() < torch.finfo(x.dtype).tiny, 0) for x in (k, v))
+    return kv.kv_write(k, v, planes, slots, page_tokens=page_tokens)
 
 
 @cheat("kv_write")

@@ -82,7 +82,7 @@ def all_to_all_v_last_rank_first(
     x: torch.Tensor, send_counts: list[int], recv_counts: list[int], *, group: Any
 ) -> torch.Tensor:
     y = comm.all_to_all_v(x, send_counts, recv_counts, group=group)
-    return torch.cat(y.split(recv_counts)[::-1])
+    return torch.cat(torch.split(y, recv_counts)[::-1])
 
 
 @wrong("all_to_all_v")
@@ -90,7 +90,7 @@ def all_to_all_v_own_lost(
     x: torch.Tensor, send_counts: list[int], recv_counts: list[int], *, group: Any
 ) -> torch.Tensor:
     y = comm.all_to_all_v(x, send_counts, recv_counts, group=group)
-    y.split(recv_counts)[dist.get_rank(group)].zero_()
+    torch.split(y, recv_counts)[dist.get_rank(group)].zero_()
     return y
 
 

@@ -27,7 +27,6 @@ class Attended:
     values    [Q, H, D], sum of |v|
     power     [Q, H], sum of (p |v|)^2, the mean of it over D
     reach     [Q, H], the largest scale * sum |q| |k|
-    top       [Q, H], the largest |score|, after softcap
     total     [Q, H], sum of exp(score - max): between 1 and num_keys
     num_keys  [Q, H], how many are seen
     """
@@ -38,7 +37,6 @@ class Attended:
     values: Floats
     power: Floats
     reach: Floats
-    top: Floats
     total: Floats
     num_keys: Floats
 
@@ -51,7 +49,7 @@ def joined(parts: list[Attended]) -> Attended:
 def nothing(num_tokens: int, num_heads: int, head_size: int) -> Attended:
     """What tokens get that see nothing."""
     wide, flat = np.zeros((num_tokens, num_heads, head_size)), np.zeros((num_tokens, num_heads))
-    return Attended(wide, flat - np.inf, wide, wide, flat, flat, flat, flat + 1, flat)
+    return Attended(wide, flat - np.inf, wide, wide, flat, flat, flat + 1, flat)
 
 
 def attention(
@@ -90,7 +88,6 @@ def _attend(
     reach = np.where(seen, np.abs(x) @ np.abs(keys) * abs(scale), 0).max(-1)
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
-    top = np.where(seen, np.abs(scores), 0).max(-1)
     scores = np.where(seen, scores, -np.inf)
     most = scores.max(-1, keepdims=True)
     weights = np.exp(scores - most)
@@ -107,7 +104,7 @@ def _attend(
     power = (p * p @ (values * values).mean(-1, keepdims=True))[..., 0]
     return Attended(
         flat(p @ values), flat((most + np.log(total))[..., 0]), flat(p @ np.abs(values)), flat(size), flat(power),
-        flat(reach), flat(top), flat(total[..., 0]), num_keys.astype(np.float64),
+        flat(reach), flat(total[..., 0]), num_keys.astype(np.float64),
     )  # fmt: skip
 
 

@@ -16,9 +16,6 @@ from conformance.draw import Floats
 TERMS = 8
 """How many W of M a few operations in float32 may add up to."""
 
-FLUSHED = 2.0**-126
-"""The least normal float32 number: an exponential, or a product, below it counts as 0 on many devices."""
-
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
@@ -50,16 +47,13 @@ ACTS: dict[str, Callable[[Floats], Floats]] = {"silu": silu, "gelu": gelu, "gelu
 def act_mul_bound(gate: Floats, up: Floats, act: str, dtype: str) -> Floats:
     """act(gate) may be rounded before `up` multiplies it.
 
-    Of silu, an error of exp(-gate) counts as much as exp(-gate) does, and its argument may be off by W of itself. A
-    gelu is gate / 2 times 1 plus something, so errors are parts of gate even where the result tends to 0.
+    An act is gate times something up to 1 that may be had from exp, tanh or erf, so its error is a part of gate, even
+    where the result tends to 0. The argument of silu's exp may be off by W of itself, too.
     """
-    y = np.abs(ACTS[act](gate) * up)
-    scale = np.abs(gate * up)
+    scale, y = np.abs(gate * up), np.abs(ACTS[act](gate) * up)
+    computed = (TERMS * W + EXP_ERROR / 2) * scale
     if act == "silu":
-        exp_error = TERMS * W * (1 + np.abs(gate)) + EXP_ERROR
-        computed = (TERMS * W + exp_error * _sigmoid(-gate)) * y + FLUSHED * scale
-    else:
-        computed = (TERMS * W + EXP_ERROR / 2) * scale
+        computed += TERMS * W * np.abs(gate) * _sigmoid(-gate) * y
     return np.asarray(2 * ROUNDOFF[dtype] * y + computed + eta(dtype) * (1 + np.abs(up)))
 
 

@@ -8,10 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from conformance.draw import Floats
-
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
-Array: TypeAlias = Bits | Floats
 
 
 def embed(ids: Sequence[int], table: Bits, first: int) -> Bits:
@@ -43,9 +40,7 @@ def put_rows(target: Bits, rows: Sequence[int], values: Bits) -> Bits:
     return out
 
 
-def copy_pages(
-    target: Bits, source: Bits, target_pages: Sequence[int], source_pages: Sequence[int], axis: int
-) -> Bits:
+def copy_pages(target: Bits, source: Bits, target_pages: Sequence[int], source_pages: Sequence[int], axis: int) -> Bits:
     """`target` with pages of `source` as it was before; pages lie along `axis`."""
     out, old = np.moveaxis(target.copy(), axis, 0), np.moveaxis(source.copy(), axis, 0)
     for into, out_of in zip(target_pages, source_pages, strict=True):
@@ -53,7 +48,7 @@ def copy_pages(
     return np.ascontiguousarray(np.moveaxis(out, 0, axis))
 
 
-def write_slots(pool: Array, slots: Sequence[int], x: Array) -> Array:
+def write_slots(pool: Bits, slots: Sequence[int], x: Bits) -> Bits:
     """`pool` [pages, page, H, D] with x [T, H, D] at slots = page * page_tokens + offset; -1 skips."""
     out = pool.copy()
     for slot, row in zip(slots, x, strict=True):

@@ -190,7 +190,8 @@ def open_runner(assembly: Assembly, config: EngineConfig, progress: Progress | N
         load = Loader(
             a.source, a.device, a.where, a.kernels, dtype=a.plan.dtype, shard=a.builder.shard, progress=progress
         )
-        weights = load.load(a.builder.params)
+        with a.device.loading():
+            weights = load.load(a.builder.params)
         notes += load.notes(a.builder.params)
     plan = replace(a.plan, notes=tuple(notes))
     plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))

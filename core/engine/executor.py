@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from core.config import EngineConfig
 from core.engine.ranks import OtherRanks
-from core.engine.step import StepOutput, StepPlan
+from core.engine.step import StepDropped, StepOutput, StepPlan
 from core.errors import DeviceError
 from core.kv.groups import KVGroup
 from core.model.pooling import Pooling
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from core.model.load import Progress
 
 
+T = TypeVar("T")
 BEAT_S = 0.25  # between looks at the other ranks, while a step runs
 
 
@@ -48,7 +49,7 @@ class Executor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._flights: deque[Future[Flight]] = deque()
         self._awaited: Future[bytes] | None = None  # masks of the step submitted last
-        self._is_broken = False  # a launch has failed since `drop`
+        self._is_broken = False  # other ranks are in a step that failed here, or did not get one
         try:
             self.runner = self._thread.submit(open_runner).result()
             # A call that a profile may wrap.
@@ -60,28 +61,38 @@ class Executor:
     def submit(self, plan: StepPlan) -> None:
         """Start a step. Steps run in the order of submission."""
         if self._others:
-            self._others.send(plan)
+            self._tell(self._others.send, plan)
         self._awaited = Future() if plan.masked else None
         self._flights.append(self._thread.submit(self._launch_next, plan, self._awaited))
 
     def _launch_next(self, plan: StepPlan, masks: Future[bytes] | None) -> Flight:
-        """On the device thread. Not after a step that failed: other ranks are still in that one."""
+        """On the device thread. Ranks that are in an earlier step would take what it sends them for a part of that."""
         if self._is_broken:
             raise DeviceError("a step before this one failed")
-        self._is_broken = True
         if masks:
             self.runner.take_masks = masks.result
-        flight = self.launch(plan)
-        self._is_broken = False
-        return flight
+        try:
+            return self.launch(plan)
+        except StepDropped:
+            raise  # by all ranks alike
+        except BaseException:
+            self._is_broken = self._others is not None
+            raise
+
+    def _tell(self, send: Callable[[T], None], message: T) -> None:
+        try:
+            send(message)
+        except DeviceError:
+            self._is_broken = True
+            raise
 
     def send_masks(self, words: bytes) -> None:
-        """Give the step submitted last the masks it waits for (`StepPlan.masked`)."""
+        """Give the step submitted last the masks it waits for (`StepPlan.masked`); none: drop it."""
         awaited, self._awaited = self._awaited, None
         assert awaited is not None
         awaited.set_result(words)
         if self._others:
-            self._others.send_masks(words)
+            self._tell(self._others.send_masks, words)
 
     def collect(self, beat: Callable[[], None] | None = None) -> StepOutput:
         """Wait for the oldest step. `beat` is called a few times a second meanwhile. Raises what the step raised."""
@@ -100,18 +111,20 @@ class Executor:
     def drop(self) -> None:
         """Wait for the steps in flight and forget them, after one of them failed.
 
-        Raises: DeviceError where there are other ranks, which are ended: they are in the middle of these steps, and
-        would take what rank 0 sends next for a part of them.
+        Raises: DeviceError when that leaves other ranks in the middle of a step. They are ended.
         """
-        if self._others is None:
-            self._forget()
-            return
         try:
+            if self._awaited:
+                self.send_masks(b"")
             self.check()
-            raise DeviceError("ranks cannot leave a step that failed: restart the engine")
-        finally:
-            self._others.kill()
             self._forget()
+            if self._is_broken:
+                raise DeviceError("ranks cannot leave a step that failed: restart the engine")
+        except DeviceError:
+            if self._others:
+                self._others.kill()
+            self._forget()
+            raise
 
     def _forget(self) -> None:
         if self._awaited:
@@ -119,7 +132,6 @@ class Executor:
             self._awaited = None
         while self._flights:
             self._flights.popleft().exception()
-        self._is_broken = False
 
     def close(self) -> None:
         """Stop. Steps in flight are finished first."""

@@ -9,8 +9,7 @@ import msgspec
 
 from core.engine.build import assemble, open_runner
 from core.engine.ranks import Joining, join, read
-from core.engine.runner import StepDropped
-from core.engine.step import StepPlan
+from core.engine.step import StepDropped, StepPlan
 from core.errors import CoreError
 
 

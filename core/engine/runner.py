@@ -14,8 +14,7 @@ import torch
 
 from core.engine.pack import Packer, ShapeKey, StepInput
 from core.engine.rows import Rows
-from core.engine.step import StepOutput, StepPlan
-from core.errors import DeviceError
+from core.engine.step import StepDropped, StepOutput, StepPlan
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
 from core.model.layers import Model, Planes, Weights
@@ -23,10 +22,6 @@ from core.plan import Plan
 from core.plugin.device import Device, Event
 from core.plugin.facts import Need
 from core.request import Logprobs
-
-
-class StepDropped(DeviceError):
-    """A step was given up before its masks came."""
 
 
 class Reported(NamedTuple):
@@ -185,7 +180,7 @@ class Runner:
         self.plan = plan
         self._device = device
         self._step = step
-        self._weights = weights
+        self.weights = weights
         self._kv = kv
         self._rows = Rows(num_rows, max_blocks, len(kv))
         self._packer = Packer(
@@ -217,7 +212,7 @@ class Runner:
             ids_L, logits_LV, hidden_LE = self._masked_step(plan, x)
         else:
             step = self._step_for(x)
-            ids_L, logits_LV, hidden_LE, self._last_ids, self._kv = step(self._weights, x, self._last_ids, self._kv)
+            ids_L, logits_LV, hidden_LE, self._last_ids, self._kv = step(self.weights, x, self._last_ids, self._kv)
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
@@ -246,7 +241,7 @@ class Runner:
 
         Raises: StepDropped when none will come.
         """
-        logits_LV, hidden_LE, self._kv = self._step.forward(self._weights, x, self._last_ids, self._kv)
+        logits_LV, hidden_LE, self._kv = self._step.forward(self.weights, x, self._last_ids, self._kv)
         words = self.take_masks()
         if not words:
             raise StepDropped("the step was dropped before its masks came")
@@ -277,9 +272,15 @@ class Runner:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Run one step and return its logits [L, V] on the host in float32: for tests and for conformance."""
+        """Run one step as `launch` would, and return its logits [L, V] on the host in float32: for conformance.
+
+        Rows of draws come first, then those of scoring items, in order.
+        """
         self._rows.apply(plan)
-        x = self._packer.pack(plan)
-        _, logits_LV, _, self._last_ids, self._kv = self._step(self._weights, x, self._last_ids, self._kv)
+        x = self.pack(plan)
+        step = self._step_for(x)
+        _, logits_LV, _, self._last_ids, self._kv = step(self.weights, x, self._last_ids, self._kv)
         self._device.synchronize()
-        return logits_LV[: sum(plan.samples)].float().cpu()
+        scored = sum(c - d for c, d, scores in zip(plan.counts, plan.samples, plan.scores, strict=True) if scores)
+        wanted_LV: torch.Tensor = logits_LV[: sum(plan.samples) + scored]
+        return wanted_LV.float().cpu()

@@ -5,7 +5,12 @@ The runner keeps a copy of what it needs of each sequence under a row number, an
 
 import msgspec
 
+from core.errors import DeviceError
 from core.request import Logprobs, Request
+
+
+class StepDropped(DeviceError):
+    """A step was given up before its masks came."""
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):

@@ -167,7 +167,7 @@ class GgufSource:
         if tensor.tensor_type != gguf.GGMLQuantizationType.Q4_1:
             return None
         order = self._row_order(name)
-        return None if order is None else _Q41Tensor(tensor.data, order)
+        return None if order is None else _Q41Tensor(self._file.stored(self._gguf_names[name]), order)
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """The stored row of every row, when the family's fix only reorders rows; None when it changes values.

@@ -48,7 +48,6 @@ class SafetensorsSource:
                 "float32, bfloat16 and float16 checkpoints, and GGUF files; take one of these"
             )
         self._parts: dict[str, Any] = {}
-        self._readers: dict[Path, Any] = {}
         for path in self._shards():
             self._open(path)
         if _EMBEDDING in self._parts:
@@ -156,11 +155,11 @@ class SafetensorsSource:
         """As `ModelSource.read`. The file is memory-mapped: only the pages of the part are read."""
         self.dtype(name)
         path, stored_name, _ = self._part(name)
-        if path not in self._readers:
-            self._readers[path] = safe_open(path, framework="pt")
-        part = self._readers[path].get_slice(stored_name)
         rows = rows or slice(None)
-        tensor: torch.Tensor = part[rows] if columns is None else part[rows, columns]
+        # Opened anew each time: touched pages of a mapped file count as this process's memory until it is closed.
+        with safe_open(path, framework="pt") as reader:
+            part = reader.get_slice(stored_name)
+            tensor: torch.Tensor = part[rows] if columns is None else part[rows, columns]
         return tensor
 
     def quantised(self, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from core.plugin.facts import DeviceFacts, Memory, Unavailable
@@ -53,6 +54,13 @@ class Device(ABC):
         import torch
 
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Entered while weights are loaded. (optional) Default: nothing.
+
+        Much memory is taken and given back inside, and what stays is never freed: a device may allocate otherwise.
+        """
+        return nullcontext()
 
     def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A new host tensor that `h2d` and `d2h` copy fastest from and to. (optional) Default: plain memory."""

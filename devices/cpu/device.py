@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import mmap
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from core.errors import DeviceError
 from core.plugin import Device, DeviceFacts, Memory, Unavailable
 from devices.cpu import machine
+from devices.cpu.heap import mapped_apart
 
 if TYPE_CHECKING:
     import torch
 
 OLDEST_TORCH = (2, 5)
-
-OWN_PAGES_BYTES = 2**18
-"""Tensors from this size on get pages of their own."""
 
 
 class CpuDevice(Device):
@@ -59,19 +56,8 @@ class CpuDevice(Device):
     def memory(self) -> Memory:
         return Memory(*machine.memory_bytes())
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As `Device.empty`; a large tensor has pages of its own.
-
-        Weights and KV pages stay, and what a step computes goes. Together in the allocator's heaps, the one keeps
-        memory of the other from being given back: over 60 MB for a model of 270 MB.
-        """
-        import torch
-
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes < OWN_PAGES_BYTES:
-            return super().empty(shape, dtype, device)
-        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return torch.frombuffer(pages, dtype=dtype).view(shape)
+    def loading(self) -> AbstractContextManager[None]:
+        return mapped_apart()
 
     def synchronize(self) -> None:
         """Nothing to wait for: a call of torch on the CPU returns when its work is done."""

@@ -4,8 +4,10 @@ How it works. The kernel takes each row of x anew through all codes, so it wins 
 weight instead of 16. From MANY_ROWS on, pieces of the weight are unpacked and multiplied as dense ones. Between about
 16 rows and MANY_ROWS neither is as fast as a dense weight.
 
-Refuses processors where torch keeps the codes in another order than the one known here. Scales are in bfloat16, which
-costs as much accuracy as weights in bfloat16 do. In other dtypes torch's kernel is slower than a dense product.
+Refuses processors where torch keeps the codes in another order than the one known here. Scales and zeros are rounded to
+bfloat16: with the weights of SmolLM2 a product's error is 1.6 times that with dense weights in bfloat16 (median), and
+the model's distributions are as far from float32's as with those. In other dtypes torch's kernel is slower than a
+dense product.
 
 Legend: T tokens, N and K rows and columns of a weight, B rows whose codes torch keeps together.
 """

@@ -109,19 +109,22 @@ def _cut(
     """Blocks of one sequence's queries, the first of which is `token`."""
     whole = window is None and query_len == kv_len >= CAUSAL_WHOLE
     step = query_len if whole else QUERY_BLOCK
+    start = kv_len - query_len
+    reach = start + (query_len - 1) // step * step  # keys before the first query of a block, at most
+    reach = reach if window is None else min(reach, window - 1)
+    visible = None
     for begin in range(0, query_len, step):
         size = min(step, query_len - begin)
-        position = kv_len - query_len + begin
+        position = start + begin
         last = position + size
         first = 0 if window is None else max(0, position - window + 1)
         first_page = first // page_tokens
         base = first_page * page_tokens
         causal, mask = first == position and size > 1 and window is None, None
         if size > 1 and not causal:
-            entries, at = torch.arange(first, last), torch.arange(position, last)[:, None]
-            mask = entries <= at
-            if window is not None:
-                mask &= entries > at - window
+            if visible is None:
+                visible = _visible(min(step, query_len), reach, window)
+            mask = visible[:size, reach - (position - first) : reach + size]
         yield Block(
             slice(token + begin, token + begin + size),
             table[first_page : -(-last // page_tokens)],
@@ -129,6 +132,16 @@ def _cut(
             mask,
             causal,
         )
+
+
+def _visible(num_queries: int, reach: int, window: int | None) -> torch.Tensor:
+    """Which keys each of some queries sees: bool [Q, reach + Q], from `reach` keys before the first query on.
+
+    Blocks of a sequence cut their masks from one: a mask depends on where keys lie beside queries, not on positions.
+    """
+    keys, at = torch.arange(-reach, num_queries), torch.arange(num_queries)[:, None]
+    visible = keys <= at
+    return visible if window is None else visible & (keys > at - window)
 
 
 def _similar(ranges: dict[int, tuple[int, int, int]], page_tokens: int) -> Iterator[list[int]]:

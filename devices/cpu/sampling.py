@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from core.kernels.reference.sampling import WORD, draw, philox, weigh
+from core.kernels.reference.sampling import LOGIT_BYTES, WORD, draw, philox, weigh
 
 PREFIX = 512
 """Likeliest tokens in which top_p is nearly always reached; finding so many costs a tenth of ranking all."""
@@ -46,6 +46,21 @@ def sample(
     top_k_max: int,
 ) -> torch.Tensor:
     """An id for every row: [L] int32. Arguments as in core.kernels.reference.sampling.sample."""
+    step = max(1, LOGIT_BYTES // (4 * logits.shape[1]))
+    rows = (logits, temperature, top_k, top_p, seed, counter)
+    return torch.cat([_sample(*part, greedy) for part in zip(*(x.split(step) for x in rows), strict=True)])
+
+
+def _sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seed: torch.Tensor,
+    counter: torch.Tensor,
+    greedy: bool,
+) -> torch.Tensor:
+    """As `sample`, for a few rows."""
     wide = logits.float()
     # numpy's argmax is several times faster than torch's; both take the first of equals, and a NaN before any.
     ids = torch.from_numpy(wide.numpy().argmax(-1))

@@ -17,6 +17,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 WORD = 0xFFFFFFFF
 _ID_BITS = 32
 
+LOGIT_BYTES = 8 * 2**20
+"""Logits in float32 that are looked at together: what is made of them takes up to ten times as much."""
+
 
 def philox(counter: tuple[Any, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Philox4x32-10: four random words from a counter of four words and a key of two.
@@ -216,6 +219,14 @@ def logprobs_topk(
     An id -1, where nothing could be drawn, stands for 0. rank is 1 + the number of tokens with a greater logit. The
     likeliest are in order, equals by id.
     """
+    step = max(1, LOGIT_BYTES // (4 * logits.shape[1]))
+    parts = [_logprobs_topk(*part, k) for part in zip(logits.split(step), ids.split(step), strict=True)]
+    logprob, rank, top_logprobs, top_ids = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprob, rank, top_logprobs, top_ids
+
+
+def _logprobs_topk(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+    """As `logprobs_topk`, for a few rows."""
     wide = logits.float()
     logprobs = torch.log_softmax(wide, -1)
     chosen = ids.clamp(min=0).long()[:, None]

@@ -205,7 +205,7 @@ class Bench:
     def recover(self) -> None:
         """After its end: forget what was under way, and be as a new engine would be, but for the cache."""
         executor, scheduler = self.engine.executor, self.engine.scheduler
-        executor._others = None
+        executor._others, executor._is_broken = None, False
         executor.drop()
         scheduler.fail("the engine ended")
         for seq in scheduler.sequences():

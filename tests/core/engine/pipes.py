@@ -49,7 +49,7 @@ class Rank:
         self.send_masks(raw)
 
     def send_masks(self, words: bytes) -> None:
-        assert not self.is_gone, "the executor goes on although the rank is gone"
+        self.check()
         try:
             self._bench.fuse.spend("message")
         except Fault as fault:

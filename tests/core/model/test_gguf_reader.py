@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.model.gguf_reader import GgufFile
+from tests.core.model.mapped import resident_bytes
 
 
 def test_same_values_as_the_library(tiny_llama_dir: Path, make_gguf: Callable[..., Path]) -> None:
@@ -27,6 +28,16 @@ def test_opens_a_real_file_fast(smollm2_path: Path) -> None:
         return perf_counter() - start
 
     assert min(open_s() for _ in range(3)) < 0.5
+
+
+def test_gives_back_what_was_read(smollm2_path: Path) -> None:
+    file = GgufFile(smollm2_path)
+    sums = {name: int(file.stored(name).sum()) for name in file.tensors}
+    *_, last = file.tensors
+    assert resident_bytes(smollm2_path) < file.tensors[last].n_bytes + 2**21
+    stored = file.stored("token_embd.weight")
+    file.stored(last)
+    assert int(stored.sum()) == sums["token_embd.weight"]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.05, 0.2, 0.5, 0.9, 0.999])

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from core.errors import ConfigError
 from core.model.safetensors_source import SafetensorsSource
+from tests.core.model.mapped import resident_bytes
 
 
 @pytest.fixture
@@ -46,6 +47,18 @@ def test_part_of_a_tensor(rows: slice | None, columns: slice | None, tiny_llama_
     name = "model.layers.0.self_attn.q_proj.weight"
     expected = source.read(name)[rows or slice(None)][:, columns or slice(None)]
     assert torch.equal(source.read(name, rows, columns), expected)
+
+
+def test_gives_back_what_was_read(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    (folder / "model.safetensors.index.json").unlink()
+    save_file({"model.norm.weight": torch.ones(2**22), "lm_head.weight": torch.ones(2, 2**21)}, file)
+    source = SafetensorsSource(folder, "tiny")
+    tensors = [source.read(name) for name in source.names()]
+    assert sum(float(tensor.sum()) for tensor in tensors) == 2**23
+    assert resident_bytes(file) > 2**24
+    del tensors
+    assert resident_bytes(file) < 2**20
 
 
 def test_what_it_says_of_the_model(tiny_llama_dir: Path) -> None:

@@ -29,6 +29,10 @@ def host_of(batch, exact=True):
 PROVIDERS = [(plan.attn_plan, attention.attn_paged), (invariant.attn_plan, invariant.attn_paged)]
 
 
+def plan_of(batch, window):
+    return plan.attn_plan(*batch.plan_inputs(), num_tokens=batch.num_tokens, page_tokens=batch.page, window=window)
+
+
 def run(batch, *, window=None, host=None, provider=PROVIDERS[0], **options):
     make_plan, attend = provider
     made = make_plan(
@@ -106,6 +110,18 @@ def test_blocks_of_queries_change_nothing(monkeypatch):
     torch.testing.assert_close(run(batch), whole, rtol=0, atol=1e-5)
     check(batch)
     check(batch, window=11)
+
+
+@pytest.mark.parametrize(("window", "widest"), [(None, 56), (11, 18)])
+def test_blocks_of_a_sequence_share_one_mask(monkeypatch, window, widest):
+    """Memory for masks grows with the keys of a block, not with those of all blocks."""
+    monkeypatch.setattr(plan, "QUERY_BLOCK", 8)
+    batch = native_batch([40], [56])
+    masks = [block.mask_QL for block in plan_of(batch, window).blocks]
+    assert len(masks) == 5
+    assert len({mask.untyped_storage().data_ptr() for mask in masks}) == 1
+    assert masks[0].untyped_storage().nbytes() == 8 * widest
+    check(batch, window=window)
 
 
 def test_groups_hold_sequences_of_similar_length():

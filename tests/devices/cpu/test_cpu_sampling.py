@@ -55,3 +55,11 @@ def test_ties_at_the_limit(size):
 def test_mixed_rows_with_a_promise_of_top_k_max():
     logits = torch.randn(60, 400)
     both(logits, top_k=[0, 1, 20] * 20, top_p=[1.0, 0.5, 0.9] * 20, temperature=[1.0, 0.0, 0.7, 2.0] * 15, top_k_max=20)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 60])
+def test_some_rows_at_a_time(monkeypatch, rows):
+    monkeypatch.setattr(sampling, "LOGIT_BYTES", 4 * 400 * rows)
+    logits = torch.randn(60, 400)
+    both(logits, greedy=True)
+    both(logits, top_k=[0, 1, 20] * 20, top_p=[1.0, 0.5, 0.9] * 20, temperature=[1.0, 0.0, 0.7, 2.0] * 15)

@@ -181,6 +181,15 @@ def test_logprobs_topk_by_definition(k):
         assert float(logprob[i]) == pytest.approx(row[ids[i]] - norm, abs=1e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 10])
+def test_logprobs_topk_some_rows_at_a_time(monkeypatch, rows):
+    logits, ids = torch.randn(10, 50), torch.arange(10, dtype=torch.int32)
+    whole = sampling.logprobs_topk(logits, ids, k=3)
+    monkeypatch.setattr(sampling, "LOGIT_BYTES", 4 * 50 * rows)
+    for some, all_of_them in zip(sampling.logprobs_topk(logits, ids, k=3), whole, strict=True):
+        assert some.equal(all_of_them)
+
+
 def test_spec_verify_counts_leading_agreement():
     drafts = torch.tensor([[1, 2, 3], [1, 9, 3], [9, 2, 3], [1, -1, -1], [-1, -1, -1]], dtype=torch.int32)
     sampled = torch.tensor([[1, 2, 3, 4]] * 4 + [[-1, -1, -1, -1]], dtype=torch.int32)

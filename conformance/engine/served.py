@@ -1,0 +1,73 @@
+"""Requests through a whole engine: scheduler, cache, draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from core.config import EngineConfig
+from core.engine.engine import Engine
+from core.engine.front import Front
+from core.errors import DeviceError
+from core.request import SamplingParams
+
+Wave = Sequence[Sequence[int]]
+
+
+@dataclass
+class Answer:
+    """What came of one prompt: `logprobs` of ids drawn, `prompt_logprobs` of the prompt from its second token on."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    num_cached: int = 0
+
+
+@dataclass
+class Served:
+    """Answers, in the order of the prompts."""
+
+    answers: list[Answer]
+    num_preemptions: int
+    page_tokens: int
+
+
+def serve(
+    config: EngineConfig, waves: Sequence[Wave], num_drawn: int, *, logprobs: bool = True, prompts: bool = False
+) -> Served:
+    """Continue prompts greedily by `num_drawn` tokens. A wave is queued at once, and ends before the next one begins.
+
+    logprobs, prompts   whether log-probabilities are reported of the ids drawn, and of the prompts
+
+    Raises: DeviceError when a step fails.
+    """
+    engine = Engine(config)
+    try:
+        front = Front(engine.info(), [])
+        report = 0 if logprobs else None
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=num_drawn, logprobs=report, prompt_logprobs=0 if prompts else None
+        )
+        found: dict[str, Answer] = {}
+        for wave in waves:
+            for prompt in wave:
+                name = str(len(found))
+                found[name] = Answer()
+                engine.add(front.request(prompt, sampling, request_id=name))
+            _run(engine, found)
+        return Served(list(found.values()), engine.scheduler.num_preemptions, engine.plan.page_tokens)
+    finally:
+        engine.close()
+
+
+def _run(engine: Engine, found: dict[str, Answer]) -> None:
+    while engine.busy:
+        for output in engine.step():
+            if output.error:
+                raise DeviceError(output.error)
+            answer = found[output.request_id]
+            answer.ids += output.new_ids
+            answer.logprobs += [report.logprob for report in output.logprobs]
+            answer.prompt_logprobs += [report.logprob for report in output.prompt_logprobs]
+            answer.num_cached = output.num_cached

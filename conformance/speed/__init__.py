@@ -1,0 +1,1 @@
+"""How fast kernels are: as part of what the machine can do, and beside a record of another device."""

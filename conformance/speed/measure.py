@@ -1,0 +1,88 @@
+"""Times the cases of a device: right first, then fast, then still right.
+
+What makes a number not count: results that are wrong before or after timing, a time that the machine cannot reach
+(the clock or the kernel cheats), content that was seen before being faster (results are remembered), and a machine
+that was not quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+from conformance import identity
+from conformance.exam import rejudge
+from conformance.kernels import all_exams
+from conformance.speed.capture import Captured
+from conformance.speed.cases import Timed, timed
+from conformance.speed.probe import Ceilings, ceilings, control
+from conformance.speed.record import SCHEMA, Measured, SpeedRecord
+from conformance.speed.timing import measure
+from conformance.target import Target
+from core.errors import ConfigError
+from core.kernels.cost import COSTS
+
+POOL_BYTES = 64 * 2**20
+MAX_POOL = 4
+REMEMBERED = 0.9
+"""Part of the time below which calls with content that was seen before are suspect."""
+
+IMPOSSIBLE = 0.95
+"""Part of the least possible time that a time may not be under. Small cases live in caches: they may be."""
+
+
+def record(target: Target, dtype: str, root: bytes, progress: Callable[[int, int], None]) -> SpeedRecord:
+    """Measure every case that the device supports in `dtype`. Raises: ConfigError when it does not have the dtype."""
+    if dtype not in target.facts.dtypes:
+        raise ConfigError(f"dtype {dtype} is not among {', '.join(target.facts.dtypes)} of {target.facts.name}")
+    limits = ceilings(target, dtype)
+    cases = list(timed(dtype))
+    found = []
+    for number, case in enumerate(cases):
+        progress(number, len(cases))
+        one = _one(target, case, limits, root)
+        if one is not None:
+            found.append(one)
+    progress(len(cases), len(cases))
+    facts = target.facts
+    return SpeedRecord(
+        SCHEMA, facts.name, facts.arch, dtype, identity.environment(),
+        limits.flops_per_s, limits.bytes_per_s, limits.launch_s, found,
+    )  # fmt: skip
+
+
+def _one(target: Target, timed_case: Timed, limits: Ceilings, root: bytes) -> Measured | None:
+    """One case with the best provider that takes it; None where nobody does."""
+    case = timed_case.case
+    exam = all_exams()[case.row]
+    need = exam.need(case)
+    provider = next((p for p in target.providers(case.row) if target.refusal(case.row, p, need) is None), None)
+    if provider is None:
+        return None
+    flops, moved = COSTS[case.row](timed_case.sizes)
+    num = min(MAX_POOL, max(2, ceil(POOL_BYTES / max(moved, 1))))
+    pool = [Captured(exam, timed_case, target, provider, root, part) for part in range(num)]
+    trouble = _wrong(timed_case, pool[0], "before")
+    beside = control(target)
+    times = measure(target.device, [c.call for c in pool], beside)
+    alike = [Captured(exam, timed_case, target, provider, root, 0) for _ in range(num)]
+    same = measure(target.device, [c.call for c in alike], beside)
+    pool[0].outputs = pool[0].again()
+    trouble = trouble or _wrong(timed_case, pool[0], "after")
+    least = limits.least_s(flops, moved)
+    if not trouble and not (times.stable and same.stable):
+        trouble = f"the machine was not quiet: its control varies by {max(times.cv, same.cv):.0%}"
+    if not trouble and same.high < REMEMBERED * times.low:
+        trouble = f"content that was seen before takes {same.median / times.median:.2f} of the time"
+    if not trouble and moved > POOL_BYTES and times.high < IMPOSSIBLE * least:
+        trouble = f"{times.median * 1e6:.0f} us is less than the {least * 1e6:.0f} us that the device can reach"
+    return Measured(
+        case.name, case.row, timed_case.kind, pool[0].provider, times.median, times.low, times.high,
+        flops, moved, least / times.median, trouble,
+    )  # fmt: skip
+
+
+def _wrong(timed_case: Timed, captured: Captured, when: str) -> str:
+    exam = all_exams()[timed_case.case.row]
+    bad = [f for f in rejudge(exam, timed_case.case, captured.inputs, captured.outputs) if not f.ok]
+    return f"wrong {when} it was timed: check {bad[0].check}, {bad[0].detail}" if bad else ""

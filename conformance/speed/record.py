@@ -1,0 +1,112 @@
+"""The speed of a device's kernels, as measured and kept: what others are compared with.
+
+A record is a JSON file. `records/` holds those that ship; the first is of a CPU, until a GPU's is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from core.errors import ConfigError
+
+SCHEMA = 1
+RECORDS = Path(__file__).parent / "records"
+DEFAULT = RECORDS / "cpu.json"
+
+GRADES = (("A", 0.9, 0.7), ("B", 0.7, 0.5), ("C", 0.5, 0.3))
+"""Name, least geometric mean of rho, least tenth percentile. Below them all: functional."""
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One case. `eta` is the least possible time / the time; `trouble` says why the number does not count."""
+
+    case: str
+    row: str
+    kind: str
+    provider: str
+    seconds: float
+    low_s: float
+    high_s: float
+    flops: float
+    moved_bytes: float
+    eta: float
+    trouble: str = ""
+
+
+class SpeedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All cases of a device in one dtype, and what the device was measured to reach."""
+
+    schema: int
+    device: str
+    arch: str
+    dtype: str
+    versions: dict[str, str]
+    flops_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    cases: list[Measured]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Beside a baseline: rho = eta / the baseline's eta. By class and over all: geometric mean, tenth percentile, worst.
+
+    raw   the baseline's time / the time, per case: reported, not graded
+    """
+
+    rho: dict[str, float]
+    raw: dict[str, float]
+    classes: dict[str, tuple[float, float, float]]
+    overall: tuple[float, float, float]
+    grade: str
+
+
+def read(path: Path) -> SpeedRecord:
+    """Raises: ConfigError for what is no record, or of another schema."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=SpeedRecord)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not a record of speed: {error}") from error
+    if record.schema != SCHEMA:
+        raise ConfigError(f"{path} has schema {record.schema}: this version reads {SCHEMA}")
+    return record
+
+
+def write(path: Path, record: SpeedRecord) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+
+
+def compare(record: SpeedRecord, baseline: SpeedRecord) -> Standing:
+    """Where a device stands. Cases count that both have, in the same form but for the dtype.
+
+    Raises: ConfigError when they have none in common.
+    """
+    theirs = {_key(m, baseline.dtype): m for m in baseline.cases if not m.trouble}
+    both = [
+        (m, theirs[_key(m, record.dtype)]) for m in record.cases if _key(m, record.dtype) in theirs and not m.trouble
+    ]
+    if not both:
+        raise ConfigError(f"the records of {record.device} and {baseline.device} have no case in common that counts")
+    rho = {m.case: m.eta / other.eta for m, other in both}
+    raw = {m.case: other.seconds / m.seconds for m, other in both}
+    kinds = dict.fromkeys(m.kind for m, _ in both)
+    classes = {kind: _summary(rho[m.case] for m, _ in both if m.kind == kind) for kind in kinds}
+    overall = _summary(rho.values())
+    grade = next((name for name, mean, low in GRADES if overall[0] >= mean and overall[1] >= low), "functional")
+    return Standing(rho, raw, classes, overall, grade)
+
+
+def _key(measured: Measured, dtype: str) -> str:
+    return measured.case.replace(f"dtype={dtype}", "dtype=*")
+
+
+def _summary(values: Iterable[float]) -> tuple[float, float, float]:
+    found = np.asarray(list(values))
+    return math.exp(float(np.mean(np.log(found)))), float(np.quantile(found, 0.1)), float(found.min())

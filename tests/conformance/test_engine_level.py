@@ -1,0 +1,315 @@
+"""Whole engines: right devices pass, wrong kernels fail the cases that are there for them, and bisecting names them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance import engine
+from conformance.case import Case, Result
+from conformance.certify import Order, certify
+from conformance.engine import texts
+from conformance.engine.bisect import bisect
+from core.errors import ConfigError
+from core.plugin import DeviceFacts, loader
+from tests.plugins import install_hostile, install_plugin
+
+ROOT = b"a root"
+
+CHIP = """
+from functools import partial
+
+import torch
+from core.kernels.reference import attention, kv
+from core.kernels.row import Implementation
+from core.model.rope import RopeConfig, cos_sin_table
+from core.plugin import Device, DeviceFacts, Memory, hookimpl
+from devices.cpu import dense
+
+API = (1, 0)
+
+
+class Chip(Device):
+    def probe(self):
+        return DeviceFacts(
+            "chip", "cpu", "a test", 1, 1 << 28, ("float32",), host_memory=True, accelerator=False, implicit=False
+        )
+
+    def open(self, index):
+        return torch.device("cpu")
+
+    def memory(self):
+        return Memory(1 << 28, 1 << 28)
+
+    def synchronize(self):
+        pass
+
+
+kernels = {
+    "linear": dense.linear,
+    "rope": dense.rope,
+    "kv_layout": kv.kv_layout,
+    "kv_write": kv.kv_write,
+    "kv_gather": kv.kv_gather,
+    "attn_plan": attention.attn_plan,
+    "attn_paged": partial(attention.attn_paged, kv_gather=kv.kv_gather),
+}
+
+
+def wrong(row):
+    def take(kernel):
+        kernels[row] = kernel
+
+    return take
+
+
+WRONG
+
+
+@hookimpl
+def core_device():
+    return Chip()
+
+
+@hookimpl
+def core_kernels():
+    return [Implementation(row, kernel, "chip") for row, kernel in kernels.items()]
+"""
+
+ROPE = """
+@wrong("gather_rows")
+def one_percent_off(x, rows):
+    if x.shape[1] == 32:
+        x = cos_sin_table(RopeConfig("linear", 32, 10000.0, factor=1 / 1.01), len(x))
+    return x[rows]
+"""
+
+MASK = """
+@wrong("attn_plan")
+def self_hidden(*args, **fixed):
+    plan = attention.attn_plan(*args, **fixed)
+    return plan._replace(tile_positions_MC=plan.tile_positions_MC - 1)
+"""
+
+STALE = """
+@wrong("attn_plan")
+def stale_page(*args, **fixed):
+    plan = attention.attn_plan(*args, **fixed)
+    pages = plan.tile_pages_MW.clone()
+    pages[:, 5:6] = pages[:, 3:4]
+    return plan._replace(tile_pages_MW=pages)
+"""
+
+MIXED = """
+@wrong("attn_plan")
+def last_reads_the_first(query_starts, kv_lens, block_table, **fixed):
+    block_table = block_table.clone()
+    block_table[-1] = block_table[0]
+    return attention.attn_plan(query_starts, kv_lens, block_table, **fixed)
+"""
+
+LAYER = """
+num_calls = 0
+
+
+@wrong("attn_paged")
+def second_layer_off(*args, **fixed):
+    global num_calls
+    num_calls += 1
+    o = attention.attn_paged(*args, **fixed, kv_gather=kv.kv_gather)
+    return o if num_calls % 2 else o * 1.01
+"""
+
+LOST = """
+@wrong("kv_write")
+def last_token_lost(k, v, planes, slots, **fixed):
+    return kv.kv_write(k[:-1], v[:-1], planes, slots[:-1], **fixed)
+"""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Devices set how many threads torch uses: put back what was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def install_chip(monkeypatch: pytest.MonkeyPatch, folder: Path, wrong: str) -> None:
+    install_plugin(monkeypatch, folder / "site", "chip", CHIP.replace("WRONG", wrong))
+
+
+def facts(device: str) -> DeviceFacts:
+    found = loader.choose(loader.discover(), device).facts
+    assert isinstance(found, DeviceFacts)
+    return found
+
+
+def supported(device: str, pattern: str) -> list[Case]:
+    known = facts(device)
+    return [c for c in engine.cases() if fnmatchcase(c.name, f"engine/{pattern}") and not engine.refusal(c, known)]
+
+
+def run(device: str, pattern: str) -> Result:
+    """Of the one case that matches."""
+    (case,) = supported(device, pattern)
+    return engine.examine(case, device, ROOT)[0]
+
+
+QUICK = (
+    "kl/*way=prompt*",
+    "greedy/*",
+    "chunks/*chunk=page+1",
+    "prefix/*",
+    "preempt/*cached=False",
+    "batch/*",
+    "positions/*",
+    "depth/*",
+    "invariant/*way=chunks*",
+)
+
+
+@pytest.mark.parametrize("pattern", QUICK)
+def test_the_cpu_passes(pattern: str) -> None:
+    result = run("cpu", pattern.replace("/*", "/model=induction,dtype=bfloat16*"))
+    assert result.status == "pass", result.message
+    assert result.findings
+
+
+F32 = "/model=induction,dtype=float32*"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fails", "passes"),
+    [
+        (ROPE, f"kl{F32}way=prompt*", f"prefix{F32}"),
+        (MASK, f"greedy{F32}", f"batch{F32}"),
+        (STALE, f"kl{F32}way=decode*", f"positions{F32}"),
+        (MIXED, f"batch{F32}", f"kl{F32}way=prompt*"),
+        (LOST, f"chunks{F32}chunk=page-1", None),
+    ],
+    ids=["rope", "mask", "stale", "mixed", "lost"],
+)
+def test_wrong_kernels_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, fails: str, passes: str | None
+) -> None:
+    install_chip(monkeypatch, tmp_path, wrong)
+    result = run("chip", fails)
+    assert result.status in ("fail", "error"), result.findings  # reading what was never written is an error
+    if passes:
+        result = run("chip", passes)
+        assert result.status == "pass", result.message
+
+
+@pytest.mark.parametrize(("part", "status"), [("/ 254", "pass"), ("/ 2540", "fail")])
+def test_kv_entries_may_be_as_coarse_as_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, status: str
+) -> None:
+    source = (Path(__file__).parents[1] / "devices" / "hostile" / "hostile_device.py").read_text()
+    assert "/ 254)" in source
+    install_plugin(monkeypatch, tmp_path / "site", "hostile", source.replace("/ 254)", f"{part})"))
+    result = run("hostile", f"kl{F32}way=decode*")
+    assert result.status == status, result.findings
+    assert all(f.ok for f in result.findings if f.output != "logits"), "what is not fine is fine enough for these"
+
+
+def test_what_a_device_does_not_support_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {case.name: case for case in engine.cases()}
+
+    def why(pattern: str, **other: object) -> str:
+        (case,) = [c for name, c in cases.items() if fnmatchcase(name, f"engine/{pattern}")]
+        known = DeviceFacts(**{"name": "cpu", "torch_device_type": "", "arch": "", "count": 1, "memory_bytes": 0,
+                               "dtypes": ("float32",), **other})  # fmt: skip
+        return engine.refusal(case, known) or ""
+
+    assert why("ranks/model=induction,dtype=bfloat16*") == "dtype bfloat16 is not among float32"
+    assert "has 1 cpu device" in why(f"ranks{F32}")
+    assert not why(f"ranks{F32}", accelerator=False)
+    assert "max_depth is 0" in why(f"depth{F32}", max_depth=0)
+    assert "any shape" in why(f"compiled{F32}")
+    assert "no batch-invariant kernel for " in why(f"invariant{F32}way=batch*", name="null")
+    assert not why(f"invariant{F32}way=batch*")
+    assert not why("kl/model=smollm2,dtype=float32*")
+
+    def not_there(name: str) -> None:
+        raise ConfigError(f"{name}: not installed")
+
+    monkeypatch.setattr(texts, "find_model", not_there)
+    texts.missing.cache_clear()
+    assert why("kl/model=smollm2,dtype=float32*") == "smollm2: not installed"
+    texts.missing.cache_clear()
+
+
+def test_texts_hang_on_the_seed() -> None:
+    for model in ("induction", "smollm2"):
+        ids = texts.texts(model, b"1", 2, 120)
+        assert ids.shape == (2, 120)
+        assert torch.equal(ids, texts.texts(model, b"1", 2, 120))
+        assert not torch.equal(ids, texts.texts(model, b"2", 2, 120))
+
+
+def test_an_engine_case_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_chip(monkeypatch, tmp_path, MASK)
+    order = Order("chip", tmp_path / "bundle", "engine", f"engine/batch{F32}", jobs=1)
+    predicate, declared, outcomes = certify(order, lambda *_: None)
+    assert predicate is None
+    assert [(d.provider, d.unsupported) for d in declared] == [("chip", "")]
+    assert [(o.row, o.bound_by, o.status) for o in outcomes] == [("engine", "chip", "pass")]
+
+
+def core(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).parent / "core", "certify", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_bisect_finds_nothing_on_the_cpu() -> None:
+    done = core("--device", "cpu", "--bisect")
+    assert (done.returncode, done.stdout) == (0, "no departure\n"), done.stderr
+
+
+def test_bisect_finds_nothing_on_the_hostile_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_hostile(monkeypatch, tmp_path / "site")
+    assert bisect("hostile", "induction", "float32") is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "row", "provider", "layer", "call"),
+    [
+        (LAYER, "attn_paged", "chip", "layer 1", 2),
+        (MASK, "attn_paged", "chip", "layer 0", 1),
+        (LOST, "kv_write", "chip", "layer 0", 1),
+        (MIXED, "attn_paged", "chip", "layer 0", 19),
+    ],
+    ids=["layer", "mask", "lost", "mixed"],
+)
+def test_bisect_names_kernel_and_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, row: str, provider: str, layer: str, call: int
+) -> None:
+    install_chip(monkeypatch, tmp_path, wrong)
+    found = bisect("chip", "induction", "float32")
+    assert found is not None
+    assert (found.row, found.provider, found.layer, found.call) == (row, provider, layer, call)
+
+
+def test_bisect_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_chip(monkeypatch, tmp_path, LAYER)
+    done = core("--device", "chip", "--bisect")
+    assert done.returncode == 1
+    assert "float32: attn_paged of chip departs in layer 1 (step 1, call 2 of attn_paged): error " in done.stdout
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("device", ["cpu", "hostile"])
+def test_every_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    install_hostile(monkeypatch, tmp_path / "site")
+    cases = supported(device, "*")
+    assert {case["model"] for case in cases} == {"induction", "smollm2"}
+    results = [engine.examine(case, device, ROOT)[0] for case in cases]
+    assert [f"{r.case}: {r.message}" for r in results if r.status != "pass"] == []
