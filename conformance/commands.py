@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conformance.certificate.records import Outcome
 
 out, log = Console(), Console(stderr=True)
-MODES = ("test", "support")
+MODES = ("test", "support", "perf")
 NOT_CERTIFIED = 1
 
 
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def certify(
     device: Annotated[str, typer.Option(help="Device plugin to examine.")],
     *,
-    mode: Annotated[str, typer.Option(help="test: run; support: only show what would be run.")] = "test",
+    mode: Annotated[str, typer.Option(help="test; support: only show what would be run; perf: how fast.")] = "test",
     quick: Annotated[bool, typer.Option("--quick", help="One case of each kind, in a minute.")] = False,
     level: Annotated[str, typer.Option(help="kernel; or engine: whole engines with real models, too.")] = "kernel",
     bisect: Annotated[
@@ -47,6 +47,9 @@ def certify(
     ),
     nonce: Annotated[str, typer.Option(help="From whoever will check the bundle. Default: random.")] = "",
     waivers: Annotated[Path | None, typer.Option(help="Known failures, with owner, issue and expiry.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="For --mode perf: a record. Default: the one that ships.")
+    ] = None,
     sign: Annotated[list[Path], typer.Option("--sign", help="Ed25519 private key (PEM); repeatable.")] = [],  # noqa: B006
 ) -> int:
     """Examine a device, and write the certificate."""
@@ -65,6 +68,8 @@ def certify(
     level = "quick" if quick else level
     if mode == "support":
         return _support(device, level, only)
+    if mode == "perf":
+        return _perf(device, bundle, baseline)
     if sign:
         check_available()
     with _bar("examining") as progress:
@@ -98,6 +103,31 @@ def _support(device: str, level: str, only: str) -> int:
     return 0
 
 
+def _perf(device: str, folder: Path, baseline: Path | None) -> int:
+    from conformance.report.page import render_speed
+    from conformance.speed import record as kept
+    from conformance.speed.measure import record
+    from conformance.target import open_target
+
+    target = open_target(device)
+    beside = kept.read(baseline or kept.DEFAULT)
+    with _bar("timing") as progress:
+        made = record(target, target.facts.dtypes[0], progress)
+    kept.write(folder / "speed.json", made)
+    standing = kept.compare(made, beside)
+    (folder / "speed.html").write_text(render_speed(made, beside, standing))
+    rows = [
+        (m.case, m.provider, f"{m.seconds * 1e6:.1f}", f"{m.eta:.2f}", f"{standing.rho.get(m.case, 0):.2f}", m.trouble)
+        for m in made.cases
+    ]
+    _show("Speed", ("case", "provider", "us", "eta", "rho", "does not count because"), rows)
+    for kind, (mean, low, worst) in {**standing.classes, "all": standing.overall}.items():
+        out.print(f"{kind:8} rho {mean:.2f}, tenth percentile {low:.2f}, worst {worst:.2f}")
+    out.print(f"grade {standing.grade} beside {beside.device} ({beside.arch}): {folder}")
+    wrong = [m for m in made.cases if m.trouble.startswith("wrong")]
+    return NOT_CERTIFIED if wrong else 0
+
+
 def _bisect(device: str, model: str) -> int:
     from conformance.engine.bisect import bisect as run
     from conformance.engine.texts import INDUCTION, SMOLLM2, missing
@@ -110,7 +140,7 @@ def _bisect(device: str, model: str) -> int:
     for dtype in open_target(device).facts.dtypes:
         departure = run(device, model, dtype)
         if departure:
-            out.print(Text(str(departure)))
+            out.print(Text(str(departure)), soft_wrap=True)
             return NOT_CERTIFIED
     out.print("no departure")
     return 0

@@ -116,8 +116,8 @@ class Bench:
 
     def __init__(self, target: Target, row: str, provider: str, need: Need) -> None:
         self.target = target
-        self.asked = provider
-        self.elsewhere: list[Finding] = []  # of check E, by other processes that took part in the last call
+        self.asked = provider  # by name, for other processes that take part
+        self.elsewhere: list[Finding] = []  # of check E, by those that took part in the last call
         self._need = need
         self._row = row
         self._kernels = target.kernels(row, provider, need)

@@ -21,7 +21,7 @@ _KL: dict[str, dict[str, Value]] = {
 
 _SERVED: dict[str, dict[str, Value]] = {
     INDUCTION: {"num": 4, "length": 190, "drawn": 16},
-    SMOLLM2: {"num": 2, "length": 62, "drawn": 8},
+    SMOLLM2: {"num": 2, "length": 80, "drawn": 8},
 }
 NUM_RANKS = 2
 
@@ -76,17 +76,21 @@ def refusal(case: Case, facts: DeviceFacts) -> str | None:
         return f"device {facts.name} states that max_depth is {facts.max_depth}"
     if case.family == "compiled" and facts.shapes.dynamic:
         return f"device {facts.name} takes steps of any shape, so none are compiled"
-    if case.family == "invariant":
-        return _no_invariant_kernels(case, facts)
-    return missing(case["model"])
+    return missing(case["model"]) or _refused_by_plan(case, facts.name)
 
 
-def _no_invariant_kernels(case: Case, facts: DeviceFacts) -> str | None:
+def _refused_by_plan(case: Case, device: str) -> str | None:
+    """What can be seen once an engine is put together, without its weights."""
+    if case.family not in ("invariant", "prefix", "preempt"):
+        return None
+    invariant = case.family == "invariant"
     config = EngineConfig(
-        model=location(case["model"]), device=facts.name, dtype=case["dtype"], batch_invariant=True, fallback="allow"
+        model=location(case["model"]), device=device, dtype=case["dtype"], batch_invariant=invariant, fallback="allow"
     )
     try:
-        describe(config)
+        page = describe(config).page_tokens
     except (ConfigError, PluginError) as error:
-        return str(error)
+        return str(error) if invariant else None  # if it is not for that mode, the case itself will tell
+    if page >= case["length"] and not invariant:
+        return f"device {device} has pages of {page} tokens: texts of {case['length']} never fill one"
     return None

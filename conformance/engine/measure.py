@@ -2,7 +2,8 @@
 
 Every bound is relative to noise: how far our own engine on the cpu device is, with the reference kernels, in the dtype
 of the device and with its KV entries rounded as coarsely as the device declares. No record of the GPU path exists yet;
-when one does, its noise takes the place of ours.
+when one does, its noise takes the place of ours. In float32 the cpu device is the reference and passes as such: what
+vouches for it are the cases of its kernels.
 
 Legend: R rows (positions of all texts), V vocabulary.
 """

@@ -27,13 +27,13 @@ def _case(family: str, dtype: str, **params: Value) -> Case:
 def cases() -> Iterator[Case]:
     """Every case that any device may be asked."""
     for dtype in DTYPES:
+        yield from _relations(dtype)
         yield from _shapes(dtype)
         yield from _lengths(dtype)
         yield from _windows(dtype)
         yield from _values(dtype)
         yield from _tables(dtype)
         yield from _exact(dtype)
-        yield from _relations(dtype)
         for number, (size, page) in enumerate(((64, 16), (128, 16), (80, 32), (32, 8), (96, 64), (64, 16))):
             yield Case.of(ROW, "random", dtype=dtype, d=size, page=page, number=number)
 
@@ -118,7 +118,7 @@ def _relations(dtype: str) -> Iterator[Case]:
         yield _case(family, dtype, **MIXED, pads=(2, 1))
     if dtype != "float16":
         yield _case("race", dtype, queries=(1, 20, 1), lens=(40, 20, 17), repeats=100)
-    for family in ("invariant to others", "invariant to chunks"):
+    for family in ("batch_invariant", "chunk_invariant"):
         yield _case(family, dtype, **MIXED, invariant=True)
         yield _case(family, dtype, queries=(1, 70, 1), lens=(300, 300, 7), invariant=True, lse=True)
 

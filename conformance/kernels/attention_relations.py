@@ -154,6 +154,6 @@ _RELATIONS: dict[str, Relation] = {
     "repaged": _repaged,
     "reordered": _reordered,
     "memory": _memory,
-    "invariant to others": _alone,
-    "invariant to chunks": _cut,
+    "batch_invariant": _alone,
+    "chunk_invariant": _cut,
 }

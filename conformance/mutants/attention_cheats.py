@@ -128,14 +128,15 @@ def plain(*args: Tensor, **fixed: Any) -> Plan:
 @right("attn_plan", _WITH_ATTENTION)
 def copied(*args: Tensor, **fixed: Any) -> Plan:
     """Does not refer to what it was made from."""
-    return Plan(*(x.clone() for x in plain_plan(*args, **fixed)))
+    return Plan._make(x.clone() for x in plain_plan(*args, **fixed))
 
 
 @right("attn_plan", _WITH_ATTENTION)
 def longest_first(*args: Tensor, **fixed: Any) -> Plan:
     plan = plain_plan(*args, **fixed)
     order = plan.lens.argsort(descending=True)
-    return Plan(*(x[order] for x in plan[:4]), plan.num_real)
+    begins, ends, lens, table = (x[order] for x in plan[:4])
+    return Plan(begins, ends, lens, table, plan.num_real)
 
 
 @wrong("attn_plan", _WITH_ATTENTION)

@@ -55,7 +55,7 @@ def small_tiles_backwards(scores: Tensor, v: Tensor, dtype: torch.dtype) -> Entr
 def split_and_merged(scores: Tensor, v: Tensor, dtype: torch.dtype) -> Entries:
     """Three parts of the keys, joined by their lse."""
     size = max(1, -(-scores.shape[2] // 3))
-    parts = [weigh(s, x, dtype) for s, x in zip(scores.split(size, -1), v.split(size, 1), strict=True)]
+    parts = [weigh(s, x, dtype) for s, x in zip(torch.split(scores, size, -1), torch.split(v, size, 1), strict=True)]
     lses = torch.stack([lse for _, lse in parts])
     lse = lses.logsumexp(0)
     share = torch.exp(lses - lse.where(lse > float("-inf"), 0))

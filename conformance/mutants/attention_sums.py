@@ -126,7 +126,7 @@ def total_in_the_dtype(scores: Tensor, v: Tensor, dtype: torch.dtype) -> Entries
     """Weights are summed as they would be stored, a tile at a time."""
     o, lse = weigh(scores, v, dtype)
     total = torch.zeros(lse.shape, dtype=dtype)
-    for tile in torch.exp(scores - lse[..., None]).nan_to_num().split(_TILE, -1):
+    for tile in torch.split(torch.exp(scores - lse[..., None]).nan_to_num(), _TILE, -1):
         total += tile.sum(-1).to(dtype)
     return o / total.float()[..., None], lse + total.float().log()
 

@@ -74,9 +74,9 @@ def in_base_two(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> Merged:
 def stacked(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> Merged:
     """As any number of sides would be merged."""
     lses = torch.stack((lse1, lse2))
-    weights = lses.softmax(0).nan_to_num()[..., None]
+    weights = torch.softmax(lses, 0).nan_to_num()[..., None]
     sides = torch.where(weights > 0, torch.stack((o1, o2)).float() * weights, 0)
-    return sides.sum(0).to(o1.dtype), lses.logsumexp(0)
+    return sides.sum(0).to(o1.dtype), torch.logsumexp(lses, 0)
 
 
 @wrong("attn_merge")
@@ -87,7 +87,8 @@ def not_weighted(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> Merged:
 
 @wrong("attn_merge")
 def sides_swapped(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> Merged:
-    return by_the_larger(o2, lse1, o1, lse2)
+    merged: Merged = by_the_larger(o2, lse1, o1, lse2)
+    return merged
 
 
 @wrong("attn_merge")

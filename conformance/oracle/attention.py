@@ -100,7 +100,7 @@ def _attend(
         return np.ascontiguousarray(y.reshape(num_queries, num_heads, *y.shape[3:]))
 
     num_keys = np.broadcast_to(seen.sum(-1, keepdims=True), (num_queries, num_heads))
-    size = np.broadcast_to(seen, p.shape) @ np.abs(values)
+    size = np.broadcast_to(seen.astype(np.float64), p.shape) @ np.abs(values)
     power = (p * p @ (values * values).mean(-1, keepdims=True))[..., 0]
     return Attended(
         flat(p @ values), flat((most + np.log(total))[..., 0]), flat(p @ np.abs(values)), flat(size), flat(power),

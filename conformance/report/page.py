@@ -12,8 +12,9 @@ import msgspec
 
 from conformance.certificate.records import Declared, Outcome, Predicate
 from conformance.report import figures
+from conformance.speed.record import SpeedRecord, Standing
 
-_TEMPLATE = Path(__file__).parent / "report.html.jinja"
+_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,13 @@ def render(
     predicate: Predicate, declared: Sequence[Declared], outcomes: Sequence[Outcome], more: Sequence[Picture]
 ) -> str:
     """The page. `more` are pictures of levels beyond the kernels'."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string(_TEMPLATE.read_text())
     ratios = _ratios(outcomes)
     kernels = Picture(
         "How near to the bounds",
         "Each point is a case: its worst check, as part of what is allowed. Right of the line is wrong.",
         figures.headroom(ratios),
     )
-    return template.render(
+    return _template("report.html.jinja").render(
         p=predicate,
         json=msgspec.json.format(msgspec.json.encode(predicate)).decode(),
         pictures=[kernels, *more],
@@ -82,3 +81,36 @@ def _kernels(declared: Iterable[Declared], outcomes: Sequence[Outcome]) -> Itera
         bound = some[0].bound_by if some else ""
         shown = key[1] if bound in ("", key[1]) else f"{key[1]}, by {bound}"
         yield KernelRow(key[0], shown, status["pass"], failed, status["waived"], unsupported[key], closest)
+
+
+def render_speed(record: SpeedRecord, baseline: SpeedRecord, standing: Standing) -> str:
+    """The page of how fast a device is."""
+    points = {m.case: (m.flops / m.moved_bytes, m.flops / m.seconds) for m in record.cases if m.flops and not m.trouble}
+    pictures = [
+        Picture(
+            "Under the roof",
+            "Speed by intensity. The line is what this device was measured to reach in this run.",
+            figures.roofline({_short(name): at for name, at in points.items()}, record.flops_per_s, record.bytes_per_s),
+        ),
+        Picture(
+            f"Beside {baseline.device}",
+            "rho: the part of its own ceiling that a kernel reaches, over the part that the baseline's reaches of its.",
+            figures.bars({_short(name): rho for name, rho in standing.rho.items()}, "rho"),
+        ),
+    ]
+    return _template("speed.html.jinja").render(record=record, baseline=baseline, standing=standing, pictures=pictures)
+
+
+def _short(case: str) -> str:
+    """A case's name without what all of them share."""
+    row, _, params = case.split("/", 2)
+    return f"{row} " + ",".join(
+        p for p in params.split(",") if not p.startswith(("dtype=", "page=", "eps=", "scheme="))
+    )
+
+
+def _template(name: str) -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(_HERE)
+    return jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    ).get_template(name)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.draw import Draw, case_seed
+from conformance.case import Case
 from conformance.row_exam import Inputs, Outputs, RowExam
-from conformance.speed.cases import Timed
 from conformance.target import Bench, Target
 from core.kernels.row import Kernel
 from core.plugin.facts import Need
@@ -40,11 +39,11 @@ class CapturingBench(Bench):
 class Captured:
     """One call, its inputs, and what it gave when it was captured."""
 
-    def __init__(self, exam: RowExam, timed: Timed, target: Target, provider: str, root: bytes, part: int) -> None:
-        self._exam, self._case = exam, timed.case
-        self._bench = CapturingBench(target, exam.row, provider, exam.need(timed.case))
-        self.inputs: Inputs = exam.inputs(timed.case, Draw(case_seed(root, timed.case.name, part)))
-        self.outputs: Outputs = exam.call(timed.case, self.inputs, self._bench)
+    def __init__(self, exam: RowExam, case: Case, target: Target, provider: str, inputs: Inputs) -> None:
+        self._exam, self._case = exam, case
+        self._bench = CapturingBench(target, exam.row, provider, exam.need(case))
+        self.inputs = inputs
+        self.outputs: Outputs = exam.call(case, inputs, self._bench)
         assert self._bench.call is not None, exam.row
         self.call = self._bench.call
 

@@ -30,9 +30,9 @@ def timed(dtype: str) -> Iterator[Timed]:
     for rows, n, k in ((512, 1536, 576), (512, 2048, 2048)):
         yield _linear(dtype, rows, n, k, "gemm")
     yield _attention(dtype, (9, 3), 64, (1,) * 8, (1024,) * 8, "decode")
-    yield _attention(dtype, (32, 8), 128, (1,) * 2, (2048,) * 2, "decode")
+    yield _attention(dtype, (32, 8), 128, (1,) * 2, (1024,) * 2, "decode")
     yield _attention(dtype, (9, 3), 64, (512,), (512,), "prefill")
-    yield _attention(dtype, (32, 8), 128, (256,), (1024,), "prefill")
+    yield _attention(dtype, (32, 8), 128, (128,), (1024,), "prefill")
     for rows, k in ((8, 4096), (512, 2048)):
         norm: Params = {"dtype": dtype, "rows": rows, "k": k, "eps": 1e-5}
         yield Timed(Case("rms_norm", "normal", norm), "memory", {"T": rows, "K": k, "e": e})
@@ -44,7 +44,7 @@ def timed(dtype: str) -> Iterator[Timed]:
     write: Params = {"dtype": dtype, "page": 16, "h": 8, "d": 128, "pages": 80, "t": 512}
     yield Timed(Case("kv_write", "normal", write), "memory", {"T": 512, "Hkv": 8, "D": 128, "e": e})
     yield Timed(
-        Case.of("embed", "normal", dtype=dtype, t=512, v=4096, e=2048, first=0),
+        Case.of("embed", "normal", dtype=dtype, t=512, v=1024, e=2048, first=0),
         "memory",
         {"T": 512, "E": 2048, "e": e},
     )

@@ -7,10 +7,12 @@ that was not quiet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from conformance import identity
+from conformance.draw import Draw, case_seed
 from conformance.exam import rejudge
 from conformance.kernels import all_exams
 from conformance.speed.capture import Captured
@@ -23,7 +25,7 @@ from core.errors import ConfigError
 from core.kernels.cost import COSTS
 
 POOL_BYTES = 64 * 2**20
-MAX_POOL = 4
+MAX_POOL = 3
 REMEMBERED = 0.9
 """Part of the time below which calls with content that was seen before are suspect."""
 
@@ -31,12 +33,18 @@ IMPOSSIBLE = 0.95
 """Part of the least possible time that a time may not be under. Small cases live in caches: they may be."""
 
 
-def record(target: Target, dtype: str, root: bytes, progress: Callable[[int, int], None]) -> SpeedRecord:
-    """Measure every case that the device supports in `dtype`. Raises: ConfigError when it does not have the dtype."""
+def record(
+    target: Target, dtype: str, progress: Callable[[int, int], None], cases: Sequence[Timed] = ()
+) -> SpeedRecord:
+    """Measure the cases (none given: all) that the device supports in `dtype`, with inputs that nobody knows before.
+
+    Raises: ConfigError when the device does not have the dtype.
+    """
     if dtype not in target.facts.dtypes:
         raise ConfigError(f"dtype {dtype} is not among {', '.join(target.facts.dtypes)} of {target.facts.name}")
     limits = ceilings(target, dtype)
-    cases = list(timed(dtype))
+    cases = cases or list(timed(dtype))
+    root = secrets.token_bytes(16)
     found = []
     for number, case in enumerate(cases):
         progress(number, len(cases))
@@ -61,19 +69,20 @@ def _one(target: Target, timed_case: Timed, limits: Ceilings, root: bytes) -> Me
         return None
     flops, moved = COSTS[case.row](timed_case.sizes)
     num = min(MAX_POOL, max(2, ceil(POOL_BYTES / max(moved, 1))))
-    pool = [Captured(exam, timed_case, target, provider, root, part) for part in range(num)]
+    drawn = [exam.inputs(case, Draw(case_seed(root, case.name, part))) for part in range(num)]
+    pool = [Captured(exam, case, target, provider, inputs) for inputs in drawn]
     trouble = _wrong(timed_case, pool[0], "before")
     beside = control(target)
     times = measure(target.device, [c.call for c in pool], beside)
-    alike = [Captured(exam, timed_case, target, provider, root, 0) for _ in range(num)]
+    alike = [Captured(exam, case, target, provider, drawn[0]) for _ in range(num)]
     same = measure(target.device, [c.call for c in alike], beside)
     pool[0].outputs = pool[0].again()
     trouble = trouble or _wrong(timed_case, pool[0], "after")
     least = limits.least_s(flops, moved)
-    if not trouble and not (times.stable and same.stable):
-        trouble = f"the machine was not quiet: its control varies by {max(times.cv, same.cv):.0%}"
     if not trouble and same.high < REMEMBERED * times.low:
         trouble = f"content that was seen before takes {same.median / times.median:.2f} of the time"
+    if not trouble and not (times.stable and same.stable):
+        trouble = f"the machine was not quiet: its control varies by {max(times.cv, same.cv):.0%}"
     if not trouble and moved > POOL_BYTES and times.high < IMPOSSIBLE * least:
         trouble = f"{times.median * 1e6:.0f} us is less than the {least * 1e6:.0f} us that the device can reach"
     return Measured(

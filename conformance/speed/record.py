@@ -53,9 +53,11 @@ class SpeedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Beside a baseline: rho = eta / the baseline's eta. By class and over all: geometric mean, tenth percentile, worst.
+    """Beside a baseline.
 
-    raw   the baseline's time / the time, per case: reported, not graded
+    rho       eta / the baseline's eta, per case
+    raw       the baseline's time / the time, per case: reported, not graded
+    classes   geometric mean, tenth percentile and worst of rho, by class; `overall`: of all cases
     """
 
     rho: dict[str, float]

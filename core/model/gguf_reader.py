@@ -76,7 +76,8 @@ class GgufFile:
         Touched pages of a mapped file count as this process's memory, so those of earlier calls are given back. Views
         stay valid: the system reads their pages again, most likely from its cache.
         """
-        self._reader.data.base.madvise(mmap.MADV_DONTNEED)
+        mapped: Any = self._reader.data.base
+        mapped.madvise(mmap.MADV_DONTNEED)
         data: np.ndarray = self.tensors[name].data
         return data
 

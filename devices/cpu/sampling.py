@@ -48,7 +48,8 @@ def sample(
     """An id for every row: [L] int32. Arguments as in core.kernels.reference.sampling.sample."""
     step = max(1, LOGIT_BYTES // (4 * logits.shape[1]))
     rows = (logits, temperature, top_k, top_p, seed, counter)
-    return torch.cat([_sample(*part, greedy) for part in zip(*(x.split(step) for x in rows), strict=True)])
+    parts = [slice(first, first + step) for first in range(0, max(1, len(logits)), step)]
+    return torch.cat([_sample(*(x[part] for x in rows), greedy=greedy) for part in parts])
 
 
 def _sample(
@@ -58,6 +59,7 @@ def _sample(
     top_p: torch.Tensor,
     seed: torch.Tensor,
     counter: torch.Tensor,
+    *,
     greedy: bool,
 ) -> torch.Tensor:
     """As `sample`, for a few rows."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 import torch
 
-from conformance import engine
+from conformance import engine, identity
 from conformance.case import Case, Result
+from conformance.certificate import issue, verify
+from conformance.certificate.records import Mutation, Outcome
 from conformance.certify import Order, certify
+from conformance.declare import declare
 from conformance.engine import texts
 from conformance.engine.bisect import bisect
+from conformance.mutants import record
+from conformance.target import open_target
 from core.errors import ConfigError
 from core.plugin import DeviceFacts, loader
 from tests.plugins import install_hostile, install_plugin
@@ -29,7 +35,7 @@ import torch
 from core.kernels.reference import attention, kv
 from core.kernels.row import Implementation
 from core.model.rope import RopeConfig, cos_sin_table
-from core.plugin import Device, DeviceFacts, Memory, hookimpl
+from core.plugin import Device, DeviceFacts, Memory, Support, hookimpl
 from devices.cpu import dense
 
 API = (1, 0)
@@ -79,7 +85,7 @@ def core_device():
 
 @hookimpl
 def core_kernels():
-    return [Implementation(row, kernel, "chip") for row, kernel in kernels.items()]
+    return [Implementation(row, kernel, "chip", Support(batch_invariant=CLAIMED)) for row, kernel in kernels.items()]
 """
 
 ROPE = """
@@ -141,8 +147,9 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def install_chip(monkeypatch: pytest.MonkeyPatch, folder: Path, wrong: str) -> None:
-    install_plugin(monkeypatch, folder / "site", "chip", CHIP.replace("WRONG", wrong))
+def install_chip(monkeypatch: pytest.MonkeyPatch, folder: Path, wrong: str, claimed: bool = False) -> None:
+    source = CHIP.replace("WRONG", wrong).replace("CLAIMED", str(claimed))
+    install_plugin(monkeypatch, folder / "site", "chip", source)
 
 
 def facts(device: str) -> DeviceFacts:
@@ -169,8 +176,6 @@ QUICK = (
     "prefix/*",
     "preempt/*cached=False",
     "batch/*",
-    "positions/*",
-    "depth/*",
     "invariant/*way=chunks*",
 )
 
@@ -188,7 +193,7 @@ F32 = "/model=induction,dtype=float32*"
 @pytest.mark.parametrize(
     ("wrong", "fails", "passes"),
     [
-        (ROPE, f"kl{F32}way=prompt*", f"prefix{F32}"),
+        (ROPE, f"kl{F32}way=prompt*", None),
         (MASK, f"greedy{F32}", f"batch{F32}"),
         (STALE, f"kl{F32}way=decode*", f"positions{F32}"),
         (MIXED, f"batch{F32}", f"kl{F32}way=prompt*"),
@@ -205,6 +210,14 @@ def test_wrong_kernels_fail(
     if passes:
         result = run("chip", passes)
         assert result.status == "pass", result.message
+
+
+@pytest.mark.parametrize("way", ["batch", "chunks"])
+def test_kernels_that_claim_to_be_batch_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    install_chip(monkeypatch, tmp_path, "", claimed=True)
+    result = run("chip", f"invariant{F32}way={way}*")
+    assert result.status == "fail"
+    assert {f.check for f in result.findings if not f.ok} == {"D"}
 
 
 @pytest.mark.parametrize(("part", "status"), [("/ 254", "pass"), ("/ 2540", "fail")])
@@ -235,6 +248,7 @@ def test_what_a_device_does_not_support_is_said_before(monkeypatch: pytest.Monke
     assert "any shape" in why(f"compiled{F32}")
     assert "no batch-invariant kernel for " in why(f"invariant{F32}way=batch*", name="null")
     assert not why(f"invariant{F32}way=batch*")
+    assert not why(f"prefix{F32}")
     assert not why("kl/model=smollm2,dtype=float32*")
 
     def not_there(name: str) -> None:
@@ -302,6 +316,28 @@ def test_bisect_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     done = core("--device", "chip", "--bisect")
     assert done.returncode == 1
     assert "float32: attn_paged of chip departs in layer 1 (step 1, call 2 of attn_paged): error " in done.stdout
+
+
+@pytest.mark.heavy
+def test_a_certificate_of_this_level_must_have_every_case(tmp_path: Path) -> None:
+    """With results that nobody measured: what is checked is that they are complete."""
+    target = open_target("cpu")
+    declared = list(declare(target, "engine"))
+    outcomes = [Outcome.of(d.task, Result(d.case, d.provider, "pass"), "") for d in declared if not d.unsupported]
+    score = Mutation(record.catalogue_sha256(), 1, 1, 1, 0)
+    day = "2026-01-01T00:00:00+00:00"
+    made = issue.Run(
+        "engine", identity.plugin("cpu"), issue.device_record(target), "n", declared, outcomes, (), score, day, day
+    )
+    assert issue.write(tmp_path, made, []).counts.passed == len(outcomes)
+    assert verify.complaints(verify.read(tmp_path), 0) == []
+    one = next(d for d in declared if d.row == engine.ROW)
+    fewer = replace(
+        made, declared=[d for d in declared if d is not one], outcomes=[o for o in outcomes if o.case != one.case]
+    )
+    (tmp_path / "less").mkdir()
+    issue.write(tmp_path / "less", fewer, [])
+    assert verify.complaints(verify.read(tmp_path / "less"), 0) == [f"{one.case} was never declared for cpu"]
 
 
 @pytest.mark.heavy

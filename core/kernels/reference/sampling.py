@@ -220,7 +220,8 @@ def logprobs_topk(
     likeliest are in order, equals by id.
     """
     step = max(1, LOGIT_BYTES // (4 * logits.shape[1]))
-    parts = [_logprobs_topk(*part, k) for part in zip(logits.split(step), ids.split(step), strict=True)]
+    starts = range(0, max(1, len(logits)), step)
+    parts = [_logprobs_topk(logits[first : first + step], ids[first : first + step], k) for first in starts]
     logprob, rank, top_logprobs, top_ids = (torch.cat(column) for column in zip(*parts, strict=True))
     return logprob, rank, top_logprobs, top_ids
 

@@ -2,10 +2,12 @@
 
 import warnings
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from core.errors import DeviceError
 from core.kernels.reference import comm
 
 
@@ -30,6 +32,8 @@ def on_rank(rank: int, store: str) -> None:
     kept = mine.clone()
     assert comm.reduce_scatter(mine, group=world).equal((mine + theirs)[rank : rank + 1])
     assert mine.equal(kept)
+    with pytest.raises(DeviceError, match="3 rows over 2 ranks: pad them to a multiple of 2"):
+        comm.reduce_scatter(torch.zeros(3, 1), group=world)
 
     # Rank 0 keeps 2 rows and sends 1; rank 1 sends 3 and keeps none.
     sends = [[2, 1], [3, 0]]
