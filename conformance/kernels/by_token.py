@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import torch
 
@@ -67,8 +68,9 @@ class ByToken(RowExam):
         found = []
         num = case["rows"]
         for at in range(0, num, -(-num // NUM_ALONE)):
-            alone = self._call_with(case, inputs, bench, lambda x, at=at: x[at : at + 1])
-            found += [same_bits(f"{n}, alone", outputs[n][at : at + 1], alone[n], "F") for n in outputs]
+            one = slice(at, at + 1)
+            alone = self._call_with(case, inputs, bench, itemgetter(one))
+            found += [same_bits(f"{n}, alone", outputs[n][one], alone[n], "F") for n in outputs]
         shift = num // 3
         longer = self._call_with(case, inputs, bench, lambda x: torch.cat((x[shift:], x, x[:shift])))
         for name, y in outputs.items():

@@ -28,7 +28,7 @@ def _size(case: Case, draw: Draw) -> tuple[int, int]:
 
 
 def _extremes(draw: Draw, dtype: str, rows: int, size: int) -> Floats:
-    """Where exponentials in float32 or float16 end, and numbers so large that twice as much is finite, of either sign."""
+    """Where exponentials in float32 or float16 end, and numbers twice of which are finite still, of either sign."""
     chosen = [0.0, 1e-4, 0.5, 5.5, 9.0, 11.5, 17.0, 60.0, 87.5, 89.0, 104.5, 300.0, 6e4, LARGEST[dtype] / 4]
     signs = 1 - 2 * draw.integers(0, 2, rows, size)
     return np.asarray(np.array(chosen)[draw.integers(0, len(chosen), rows, size)] * signs)
@@ -119,8 +119,8 @@ class ScaleAddExam(ByToken):
         if case.family == "overflow":
             most = LARGEST["float16"] if case["dtype"] == "float16" else 2.0**120  # float32 holds products of both
             x, z = (0.35 + draw.uniform(rows, size) / 4) * most, -(0.85 + draw.uniform(rows, size) / 8) * most
-        x, z = stored(x, case["dtype"]), stored(z, case["dtype"])
-        return {"x": x, "z": x if case.family == "same" else z}
+        given = stored(x, case["dtype"])
+        return {"x": given, "z": given if case.family == "same" else stored(z, case["dtype"])}
 
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
         kernel = bench.bind(self.row, scale=case["scale"])

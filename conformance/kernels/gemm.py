@@ -121,11 +121,11 @@ class LinearExam(ByToken):
         if case.family == "uniform":
             x, minimum = draw.uniform(rows, k), draw.uniform(*blocks)
         if case.family == "lattice":
-            x = draw.integers(-8, 9, rows, k) * 1.0
+            x = _integers(draw, 8, rows, k)
             scale, minimum = draw.integers(1, 4, *blocks) / 16.0, draw.integers(-24, 25, *blocks) / 16.0
         if case.family == "cancel":
             half = k // BLOCK // 3 * BLOCK
-            x = draw.integers(-90, 91, rows, k) * 1.0
+            x = _integers(draw, 90, rows, k)
             x[:, half : 2 * half] = -x[:, :half]
             codes[:, half // 2 : half] = codes[:, : half // 2]  # two codes in a byte
             scale[:], minimum[:] = 0.25, -2
@@ -153,8 +153,8 @@ class LinearExam(ByToken):
         dtype, w_error = case["dtype"], None
         x, bias = exact(inputs["x"]), None if inputs["bias"] is None else exact(inputs["bias"])
         if isinstance(inputs["w"], Q41Weight):
-            parts = (exact(part) for part in (inputs["w"].single_codes(), *inputs["w"][1:]))
-            w, w_error = gemm.q4_1(*parts, dtype)
+            codes, scale, minimum = (exact(part) for part in (inputs["w"].single_codes(), *inputs["w"][1:]))
+            w, w_error = gemm.q4_1(codes, scale, minimum, dtype)
         else:
             w = exact(inputs["w"])
         if case.family == "poison":
@@ -192,7 +192,8 @@ def _values(case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, 
         most = _WIDE[dtype]
         along = 2.0 ** draw.integers(-most, most + 1, k)
         of_row, of_column = (2.0 ** draw.integers(-most, most + 1, size) for size in (rows, n))
-        x, w, bias = x * of_row[:, None] * along, w * of_column[:, None] / along, bias * of_column
+        x, w = np.asarray(x * of_row[:, None] * along), np.asarray(w * of_column[:, None] / along)
+        bias = np.asarray(bias * of_column)
     if family == "invariant":  # large terms that cancel: the order of the sum shows in the result
         half = k // 3
         x[:, half : 2 * half], w[:, half : 2 * half] = x[:, :half], -w[:, :half]
@@ -203,20 +204,24 @@ def _values(case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, 
     return x, w, bias
 
 
+def _integers(draw: Draw, most: int, *shape: int) -> Floats:
+    """From -most to most."""
+    return draw.integers(-most, most + 1, *shape).astype(np.float64)
+
+
 def _exact_values(family: str, draw: Draw, dtype: str, rows: int, n: int, k: int) -> tuple[Floats, Floats, Floats]:
     if family == "overflow":  # sums of 600 numbers, of a mean that is different for each row
-        x, w = draw.integers(1, 6, rows, k) * draw.integers(1, 13, rows, 1), draw.integers(1, 6, n, k)
-        return x * _EDGE[dtype][0], w * _EDGE[dtype][1], np.zeros(n)
-    x, w = draw.integers(-90, 91, rows, k) * 1.0, draw.integers(-90, 91, n, k) * 1.0
-    bias = draw.integers(-200, 201, n) * 1.0
+        few = draw.integers(1, 6, rows, k) * draw.integers(1, 13, rows, 1), draw.integers(1, 6, n, k)
+        of_x, of_w = _EDGE[dtype]
+        return np.asarray(few[0] * of_x, np.float64), np.asarray(few[1] * of_w, np.float64), np.zeros(n)
+    x, w, bias = _integers(draw, 90, rows, k), _integers(draw, 90, n, k), _integers(draw, 200, n)
     if family == "cancel":
         num = min(512, k // 4 * 2)
         x[:, :num], w[:, : num // 2], w[:, num // 2 : num] = 64, 4, -4
         x[:, num:], w[:, num:] = np.sign(x[:, num:]), np.sign(w[:, num:])
         order = draw.permutation(num)
         w[:, :num] = w[:, order] if rows % 2 else w[:, :num]  # in turns, or one after the other
-        bias /= 64
-        return x, w, np.rint(bias)
+        return x, w, np.rint(bias / 64)
     return x / 16, w / 16, bias / 16
 
 

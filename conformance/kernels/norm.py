@@ -85,9 +85,7 @@ class RMSNormExam(ByToken):
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=3000))
 
     def claims(self, support: Support) -> Iterator[Case]:
-        yield from claimed(
-            support, self.row, {"rows": support.max_tokens, "k": support.max_k}, rows=2, k=64, eps=1e-5
-        )
+        yield from claimed(support, self.row, {"rows": support.max_tokens, "k": support.max_k}, rows=2, k=64, eps=1e-5)
 
     def need(self, case: Case) -> Need:
         return replace(super().need(case), k=case["k"])
@@ -146,9 +144,7 @@ class AddRMSNormExam(ByToken):
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=3000))
 
     def claims(self, support: Support) -> Iterator[Case]:
-        yield from claimed(
-            support, self.row, {"rows": support.max_tokens, "k": support.max_k}, rows=2, k=64, eps=1e-5
-        )
+        yield from claimed(support, self.row, {"rows": support.max_tokens, "k": support.max_k}, rows=2, k=64, eps=1e-5)
 
     def need(self, case: Case) -> Need:
         return replace(super().need(case), k=case["k"])

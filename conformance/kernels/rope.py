@@ -69,11 +69,11 @@ class RopeExam(ByToken):
             rows, heads = draw.integer(1, rows + 1), draw.integer(1, heads + 1)
             size = draw.integer(turned, size + 1)
         dtype = case["dtype"]
+        x, table = draw.normal(rows, heads, size), draw.normal(rows, turned)
+        if case.family == "turns":
+            table = _turns(draw, rows, turned)
         if case.family == "lattice":
-            x, table = draw.integers(-8, 9, rows, heads, size) * 1.0, draw.integers(-8, 9, rows, turned) * 1.0
-        else:
-            x = draw.normal(rows, heads, size)
-            table = _turns(draw, rows, turned) if case.family == "turns" else draw.normal(rows, turned)
+            x, table = np.rint(x * 3), np.rint(table * 3)
         special = np.array([np.inf, -np.inf, -0.0, SMALLEST[dtype], -LARGEST[dtype], 1 / 3])
         x[..., turned:] = special[draw.integers(0, len(special), rows, heads, size - turned)]
         beside = stored(draw.normal(rows, sum(_AROUND), size), dtype)
@@ -86,9 +86,7 @@ class RopeExam(ByToken):
         if is_view:
             x = torch.cat((beside[:, :before], x, beside[:, before:]), 1)
         whole = bench.put("x", x)
-        y = bench.bind(self.row)(
-            whole[:, before:last] if is_view else whole, bench.put("cos_sin", inputs["cos_sin"])
-        )
+        y = bench.bind(self.row)(whole[:, before:last] if is_view else whole, bench.put("cos_sin", inputs["cos_sin"]))
         host = bench.get(y)
         outputs = {"turned": host[..., :turned].flatten(1), "rest": host[..., turned:]}
         if is_view:

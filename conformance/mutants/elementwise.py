@@ -25,6 +25,11 @@ _RIGHT: dict[str, Act] = {
 _ROOT = math.sqrt(2 / math.pi)
 
 
+def _joined(x: Tensor) -> Tensor:
+    """A view [T, K] as if there were nothing between its rows."""
+    return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
+
+
 def _act_mul(x: Tensor, act: Act) -> Tensor:
     gate, up = x.float().chunk(2, -1)
     return (act(gate) * up).to(x.dtype)
@@ -116,7 +121,7 @@ def last_column_of_the_gate(x: Tensor, *, act: str) -> Tensor:
 
 @wrong("act_mul")
 def act_mul_rows_taken_as_joined(x: Tensor, *, act: str) -> Tensor:
-    return _act_mul(torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset()), _RIGHT[act])
+    return _act_mul(_joined(x), _RIGHT[act])
 
 
 def _silu_by_exp2(g: Tensor) -> Tensor:
@@ -176,9 +181,7 @@ _ADDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "scale_rounded": lambda x, y, scale: _scale_add(x, y, float(torch.tensor(scale).to(_narrow(x)))),
     "truncated": lambda x, y, scale: toward_zero(x.double() * scale + y.double(), _narrow(x)).to(x.dtype),
     "second_of_the_row_before": lambda x, y, scale: _scale_add(x, y.roll(1, 0), scale),
-    "rows_taken_as_joined": lambda x, y, scale: _scale_add(
-        *(torch.as_strided(t, t.shape, (t.shape[-1], 1), t.storage_offset()) for t in (x, y)), scale
-    ),
+    "rows_taken_as_joined": lambda x, y, scale: _scale_add(_joined(x), _joined(y), scale),
 }
 
 
@@ -247,8 +250,7 @@ def softcap_truncated(x: Tensor, *, cap: float) -> Tensor:
 
 @wrong("softcap")
 def softcap_rows_taken_as_joined(x: Tensor, *, cap: float) -> Tensor:
-    joined = torch.as_strided(x, x.shape, (x.shape[-1], 1), x.storage_offset())
-    return dense.softcap(joined, cap=cap)
+    return dense.softcap(_joined(x), cap=cap)
 
 
 for _name, _cap in {

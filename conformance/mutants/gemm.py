@@ -32,7 +32,7 @@ def _store(y: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 def _chunks(x: Tensor, w: Tensor, size: int) -> list[Tensor]:
     """Products of parts of K, in float32."""
-    return [_float32(a, b) for a, b in zip(x.split(size, 1), w.split(size, 1), strict=True)]
+    return [_float32(x[:, k : k + size], w[:, k : k + size]) for k in range(0, x.shape[1], size)]
 
 
 def _with(product: Callable[[Tensor, Tensor], Tensor], name: str) -> Kernel:
@@ -82,9 +82,8 @@ def _rows_tail(x: Tensor, w: Tensor) -> Tensor:
 
 def _past_rows(x: Tensor, w: Tensor) -> Tensor:
     """Reads x in pieces of 128 columns, and multiplies what lies beyond its row by 0."""
-    more = -x.shape[1] % 128
-    room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
-    more = max(0, min(more, room - (x.shape[0] - 1) * x.stride(0) - x.shape[1]))
+    room = int(x.untyped_storage().nbytes() // x.element_size() - x.storage_offset())
+    more = max(0, min(-x.shape[1] % 128, room - (x.shape[0] - 1) * x.stride(0) - x.shape[1]))
     wide = torch.as_strided(x, (x.shape[0], x.shape[1] + more), x.stride(), x.storage_offset())
     return _float32(wide, F.pad(w, (0, more)))
 
@@ -197,8 +196,9 @@ def _in_order(x: Tensor, w: Tensor, size: int) -> Tensor:
 def _truncating(x: Tensor, w: Tensor) -> Tensor:
     """Accumulators that cut bits off after every chunk, as matrix units do."""
     total = x.new_zeros((x.shape[0], w.shape[0]), dtype=torch.float64)
-    for a, b in zip(x.double().split(CHUNK, 1), w.double().split(CHUNK, 1), strict=True):
-        total = toward_zero(total + a @ b.T, torch.float32).double()
+    for k in range(0, x.shape[1], CHUNK):
+        part = x[:, k : k + CHUNK].double() @ w[:, k : k + CHUNK].double().T
+        total = toward_zero(total + part, torch.float32).double()
     return total.float()
 
 

@@ -59,7 +59,7 @@ _WEIGHTS: dict[str, Callable[[Q41Weight], Tensor]] = {
     "codes_from_minus_8": lambda w: _weight(w.single_codes().int() - 8, w.scale, w.minimum),
     "codes_of_3_bits": lambda w: _weight(w.single_codes() & 7, w.scale, w.minimum),
     "scale_of_8_bits": lambda w: _weight(w.single_codes(), w.scale.to(torch.float8_e4m3fn), w.minimum),
-    "last_block_dropped": lambda w: w.dequantised() * (torch.arange(w.codes.shape[1] * 2) < w.codes.shape[1] * 2 - BLOCK),
+    "last_block_dropped": lambda w: F.pad(w.dequantised()[:, :-BLOCK], (0, BLOCK)),
 }
 for _name, _made in _WEIGHTS.items():
     wrong("linear", support=Q4_1)(_with(_made, f"q4_1_{_name}"))
@@ -75,8 +75,8 @@ def q4_1_truncating_store(x: Tensor, handle: Q41Weight, bias: Tensor | None = No
 def q4_1_fp16_accumulator(x: Tensor, handle: Q41Weight, bias: Tensor | None = None) -> Tensor:
     w = handle.dequantised()
     total = x.new_zeros((x.shape[0], len(w)), dtype=torch.float16)
-    for a, b in zip(x.float().split(BLOCK, 1), w.split(BLOCK, 1), strict=True):
-        total = (total.float() + a @ b.T).half()
+    for k in range(0, x.shape[1], BLOCK):
+        total = (total.float() + x[:, k : k + BLOCK].float() @ w[:, k : k + BLOCK].T).half()
     return (total.float() if bias is None else total.float() + bias.float()).to(x.dtype)
 
 
@@ -96,7 +96,9 @@ _RIGHT: dict[str, Callable[[Q41Weight, torch.dtype], Tensor]] = {
     "codes_from_minus_8_with_a_zero": lambda w, dtype: _weight(
         w.single_codes().int() - 8, w.scale.to(dtype), (w.minimum.float() + 8 * w.scale.float()).to(dtype)
     ),
-    "rounded_twice": lambda w, dtype: _weight(w.single_codes(), w.scale.to(dtype), w.minimum.to(dtype)).to(dtype).float(),
+    "rounded_twice": lambda w, dtype: (
+        _weight(w.single_codes(), w.scale.to(dtype), w.minimum.to(dtype)).to(dtype).float()
+    ),
 }
 
 

@@ -171,9 +171,10 @@ def in_bf16(x: Tensor, cos_sin: Tensor) -> Tensor:
 def beside_the_view(x: Tensor, cos_sin: Tensor) -> Tensor:
     """Turns one head more than it was given, in place."""
     y = _turned(x, cos_sin)
-    room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
-    if x.numel() and (x.shape[0] - 1) * x.stride(0) + (x.shape[1] + 1) * x.stride(1) <= room:
-        more = torch.as_strided(x, (x.shape[0], 1, x.shape[2]), x.stride(), x.storage_offset() + x.shape[1] * x.stride(1))
+    beyond = x.storage_offset() + x.shape[1] * x.stride(1)
+    room = x.untyped_storage().nbytes() // x.element_size() - beyond
+    if x.numel() and (x.shape[0] - 1) * x.stride(0) + x.stride(1) <= room:
+        more = torch.as_strided(x, (x.shape[0], 1, x.shape[2]), x.stride(), beyond)
         more.copy_(_turned(more, cos_sin))
     return y
 
