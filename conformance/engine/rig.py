@@ -24,10 +24,7 @@ _REFERENCES = {row.name: REFERENCE for row in TABLE.values() if row.reader is No
 
 @dataclass(frozen=True)
 class Rig:
-    """A case on a device. `ids` are the texts of the case, [N, L].
-
-    Functions that compute logits open an engine, and close it by forgetting it.
-    """
+    """A case on a device. `ids` are the texts of the case, [N, L]."""
 
     case: Case
     device: str
@@ -68,9 +65,9 @@ class Rig:
             model=location(self.case["model"]), device=device or self.device, fallback="allow", **options
         )
 
-    def forced(self, num: int = 0, eager: bool = False, **more: Any) -> Forced:
-        """A runner of the device with room for `num` texts of the case; 0: for all of them."""
-        return Forced(self.config(**more), num or len(self.ids), self.length, eager=eager)
+    def forced(self, eager: bool = False, **more: Any) -> Forced:
+        """A runner of the device with room for the texts of the case."""
+        return Forced(self.config(**more), len(self.ids), self.length, eager=eager)
 
     def reference(self, ids: torch.Tensor, first: int) -> torch.Tensor:
         """Logits of the cpu device in float32 after the tokens from `first` on, the last excepted: [N, rows, V]."""

@@ -38,9 +38,11 @@ def _took(way: str, times: int) -> Finding:
 
 def _chunks(rig: Rig) -> Pair:
     """Prompts cut into steps of some tokens, and as few steps as may be."""
-    page = rig.assembly.plan.page_tokens
+    plan = rig.assembly.plan
+    page = plan.page_tokens
     chunk = {"one": 1, "page-1": max(1, page - 1), "page": page, "page+1": page + 1}[rig.case["chunk"]]
-    return _options(rig, {}, {"max_num_batched_tokens": chunk})
+    # A prompt that is scored goes in steps of as many tokens as there are logit rows.
+    return _options(rig, {}, {"max_num_batched_tokens": chunk}, prompts=plan.max_num_seqs >= rig.length)
 
 
 def _prefix(rig: Rig) -> Pair:
@@ -49,7 +51,7 @@ def _prefix(rig: Rig) -> Pair:
     kin = [[prompt[: len(prompt) * 3 // 4] + prompt[:9]] for prompt in rig.prompts]
     warm = serve(rig.config(), [*kin, *rig.alone, *rig.alone], rig.drawn)
     again = warm.answers[len(kin) :]
-    cached = min(answer.num_cached for answer in again)
+    cached = min(answer.num_cached for answer in again[len(kin) :])  # the last ones come whole, not only in part
     return Pair(rig.prompts * 2, cold.answers * 2, again, (_took("cached tokens", cached),))
 
 
@@ -67,13 +69,14 @@ def _preempt(rig: Rig) -> Pair:
 
 def _batch(rig: Rig) -> Pair:
     """One after the other, and all together."""
-    one, other = (serve(rig.config(), waves, rig.drawn) for waves in (rig.alone, [rig.prompts]))
+    one, other = (serve(rig.config(), waves, rig.drawn, prompts=True) for waves in (rig.alone, [rig.prompts]))
     return Pair(rig.prompts, one.answers, other.answers)
 
 
 def _positions(rig: Rig) -> Pair:
     """All together, in two orders."""
-    one, other = (serve(rig.config(), [prompts], rig.drawn) for prompts in (rig.prompts, rig.prompts[::-1]))
+    orders = rig.prompts, rig.prompts[::-1]
+    one, other = (serve(rig.config(), [prompts], rig.drawn, prompts=True) for prompts in orders)
     return Pair(rig.prompts, one.answers, other.answers[::-1])
 
 
@@ -87,8 +90,8 @@ def _ranks(rig: Rig) -> Pair:
     return _options(rig, {}, {"tensor_parallel_size": 2})
 
 
-def _options(rig: Rig, *options: dict[str, Any]) -> Pair:
-    one, other = (serve(rig.config(**more), [rig.prompts], rig.drawn, prompts=True) for more in options)
+def _options(rig: Rig, *options: dict[str, Any], prompts: bool = True) -> Pair:
+    one, other = (serve(rig.config(**more), [rig.prompts], rig.drawn, prompts=prompts) for more in options)
     return Pair(rig.prompts, one.answers, other.answers)
 
 

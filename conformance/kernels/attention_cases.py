@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from conformance.case import Case, Value
 from core.plugin.facts import DTYPES, Support
 
 ROW = "attn_paged"
-PAGE = 16
+PAGE, SIZE = 16, 64
+"""What most cases have; an implementation that does not take them gets its own in their place, as claims."""
 
 MIXED: dict[str, Value] = {"queries": (1, 30, 1, 17, 4, 1), "lens": (40, 30, 16, 50, 21, 33)}
 """Decode, whole prompts, chunks of prompts and drafts to verify, in one step."""
@@ -20,22 +21,22 @@ _PAGES = (8, 32, 64, 128)
 
 def _case(family: str, dtype: str, **params: Value) -> Case:
     """With the usual sizes where `params` says nothing."""
-    usual: dict[str, Value] = {"dtype": dtype, "heads": (4, 2), "d": 64, "page": PAGE}
+    usual: dict[str, Value] = {"dtype": dtype, "heads": (4, 2), "d": SIZE, "page": PAGE}
     return Case(ROW, family, {**usual, **params})
 
 
 def cases() -> Iterator[Case]:
-    """Every case that any device may be asked."""
-    for dtype in DTYPES:
-        yield from _relations(dtype)
-        yield from _shapes(dtype)
-        yield from _lengths(dtype)
-        yield from _windows(dtype)
-        yield from _values(dtype)
-        yield from _tables(dtype)
-        yield from _exact(dtype)
-        for number, (size, page) in enumerate(((64, 16), (128, 16), (80, 32), (32, 8), (96, 64), (64, 16))):
-            yield Case.of(ROW, "random", dtype=dtype, d=size, page=page, number=number)
+    """Every case that any device may be asked. Dtypes take turns to be first, so that the first cases have all."""
+    groups = (_relations, _values, _shapes, _lengths, _windows, _tables, _exact, _random)
+    for number, group in enumerate(groups):
+        first = number % len(DTYPES)
+        for dtype in DTYPES[first:] + DTYPES[:first]:
+            yield from group(dtype)
+
+
+def _random(dtype: str) -> Iterator[Case]:
+    for number, (size, page) in enumerate(((80, 32), (64, 16), (128, 16), (32, 8), (96, 64), (64, 16))):
+        yield Case.of(ROW, "random", dtype=dtype, d=size, page=page, number=number)
 
 
 def _shapes(dtype: str) -> Iterator[Case]:
@@ -59,7 +60,7 @@ def _lengths(dtype: str) -> Iterator[Case]:
         yield _case("alone", dtype, queries=(1,), lens=(n,))
         yield _case("alone", dtype, queries=(n,), lens=(n,), lse=n == PAGE)
     yield _case("chunks", dtype, d=80, queries=(5, 16, 17, 33, 2), lens=(20, 32, 33, 100, 130))
-    yield _case("chunks", dtype, queries=(1, 15, 32, 48, 64), lens=(17, 31, 64, 49, 65), page=32)
+    yield _case("chunks", dtype, queries=(1, 15, 32, 48, 64), lens=(17, 31, 64, 49, 65))
     yield _case("many", dtype, heads=(4, 1), seqs=64, longest=90)
     yield _case("many", dtype, heads=(4, 4), d=32, seqs=33, longest=300, pads=(7, 7), lse=True)
     yield _case("padding", dtype, queries=(0, 5, 0, 1, 1), lens=(0, 5, 0, 9, 2), pads=(6, 3), lse=True)
@@ -114,8 +115,8 @@ def _exact(dtype: str) -> Iterator[Case]:
 def _relations(dtype: str) -> Iterator[Case]:
     """The first of each has all that is fixed at build at once."""
     for family in ("doubled", "repaged", "reordered", "memory"):
-        yield _case(family, dtype, **MIXED, heads=(9, 3), window=20, softcap=2.0, lse=True)
-        yield _case(family, dtype, **MIXED, pads=(2, 1))
+        yield _case(family, dtype, **MIXED, heads=(9, 3), window=20, softcap=2.0, lse=True, pads=(2, 1))
+        yield _case(family, dtype, **MIXED)
     if dtype != "float16":
         yield _case("race", dtype, queries=(1, 20, 1), lens=(40, 20, 17), repeats=100)
     for family in ("batch_invariant", "chunk_invariant"):
@@ -123,20 +124,38 @@ def _relations(dtype: str) -> Iterator[Case]:
         yield _case(family, dtype, queries=(1, 70, 1), lens=(300, 300, 7), invariant=True, lse=True)
 
 
+def own_sizes(support: Support) -> tuple[int, int]:
+    """A page and a head size that an implementation takes: the usual ones, or else those that are closest."""
+    pages, sizes = support.page_sizes or {PAGE}, support.head_sizes or {SIZE}
+    return min(pages, key=lambda n: abs(n - PAGE)), min(sizes, key=lambda n: abs(n - SIZE))
+
+
+def in_own_sizes(some: Iterable[Case], support: Support) -> Iterator[Case]:
+    """Cases of the usual sizes in those that an implementation takes; none where it takes the usual ones."""
+    page, size = own_sizes(support)
+    for case in some:
+        own = {"page": page if case["page"] == PAGE else case["page"], "d": size if case["d"] == SIZE else case["d"]}
+        chosen = case.family != "selector" or max(case["queries"]) <= own["d"]  # each query takes a dimension
+        if any(case[name] != value for name, value in own.items()) and chosen:
+            yield Case(case.row, case.family, {**case.params, **own})
+
+
 def claims(support: Support) -> Iterator[Case]:
     """At the extremes of what an implementation says it takes; where it says "anything", at some that are rare."""
-    page = PAGE if support.page_sizes is None else min(support.page_sizes)
-    usual = 64 if support.head_sizes is None else min(support.head_sizes)
+    page, size = own_sizes(support)
     short: dict[str, Value] = {"queries": (1, 9, 1), "lens": (20, 9, 33)}
     for dtype in sorted(support.dtypes or DTYPES):
-        for size in sorted(support.head_sizes or (8, 40, 512)):
-            yield _case("claim", dtype, d=size, page=page, **short)
-        for some in sorted(support.page_sizes or (1, 5, 256)):
-            yield _case("claim", dtype, d=usual, page=some, **short)
-        one: dict[str, Value] = {"d": usual, "page": page, "heads": (1, 1)}
+        for other in sorted(support.head_sizes or (8, 40, 512)):
+            yield _case("claim", dtype, d=other, page=page, **short)
+        for other in sorted(support.page_sizes or (1, 5, 256)):
+            edges = (max(1, other - 1), other, other + 1)
+            yield _case("claim", dtype, d=size, page=other, **short)
+            yield _case("claim", dtype, d=size, page=other, queries=(1, 1, 1), lens=edges)
+        one: dict[str, Value] = {"d": size, "page": page, "heads": (1, 1)}
         yield _case("claim", dtype, **one, seqs=support.max_seqs or 257, longest=20)
         num_tokens = support.max_tokens or 600
         yield _case("claim", dtype, **one, queries=(num_tokens,), lens=(num_tokens,), window=64)
+    yield from in_own_sizes(cases(), support)
 
 
 def plan_cases(row: str) -> Iterator[Case]:
@@ -158,10 +177,10 @@ def plan_cases(row: str) -> Iterator[Case]:
 
 def plan_claims(row: str, support: Support) -> Iterator[Case]:
     """Steps of the same shape with other lengths, where a plan may be captured once and replayed."""
-    page = PAGE if support.page_sizes is None else min(support.page_sizes)
-    size = 64 if support.head_sizes is None else min(support.head_sizes)
+    page, size = own_sizes(support)
     if support.graph_safe:
-        for dtype in sorted(support.dtypes or DTYPES)[:1]:
-            for window in (None, 20):
-                sizes: dict[str, Value] = {"d": size, "page": page, "window": window}
-                yield Case(row, "static", _case("", dtype, **MIXED, **sizes, pads=(4, 2)).params)
+        for window in (None, 20):
+            dtype = min(support.dtypes or DTYPES)
+            case = _case("static", dtype, **MIXED, d=size, page=page, window=window, pads=(4, 2))
+            yield Case(row, case.family, case.params)
+    yield from in_own_sizes(plan_cases(row), support)

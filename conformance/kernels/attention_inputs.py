@@ -123,7 +123,7 @@ def _fill(case: Case, draw: Draw) -> Fill:
     if case.family in ("large", "small"):
         return Fill(v=(_LARGE if case.family == "large" else _SMALL)[case["dtype"]])
     if case.family == "random":
-        return (Fill(), FILLS["peaky"], FILLS["positive"])[draw.integer(0, 3)]
+        return (Fill(), FILLS["peaky"], FILLS["positive"], FILLS["negative"])[draw.integer(0, 4)]
     return FILLS.get(case.family, Fill())
 
 

@@ -163,7 +163,7 @@ class LinearExam(ByToken):
         y = gemm.linear(x, w, bias)
         if case.family in _EXACT:
             return {"y": Expected(bits=stored(y, dtype))}
-        bound = gemm.linear_bound(x, w, bias, dtype, w_error)
+        bound = gemm.linear_bound(y, x, w, bias, dtype, w_error)
         # Rounded weights and scales give all tokens the same errors, so neither B nor C applies to them.
         alike = case.family not in ("wide", "subnormal", "invariant") and w_error is None and dtype in RMS_DTYPES
         return {"y": Expected(value=y, bound=bound, dtype=dtype, rms=alike, bias=alike)}

@@ -17,13 +17,15 @@ def linear(x: Floats, w: Floats, bias: Floats | None) -> Floats:
     return y if bias is None else y + bias
 
 
-def linear_bound(x: Floats, w: Floats, bias: Floats | None, dtype: str, w_error: Floats | None = None) -> Floats:
+def linear_bound(
+    y: Floats, x: Floats, w: Floats, bias: Floats | None, dtype: str, w_error: Floats | None = None
+) -> Floats:
     """u|y| + kappa W S + eta, S the sum of magnitudes; `w_error` [N, K] is by how much a weight may be off.
 
     Of numbers below the least normal float32 nothing need be left. In float16 there are none that small.
     """
     terms = np.abs(x) @ np.abs(w).T + (0 if bias is None else np.abs(bias))
-    bound = ROUNDOFF[dtype] * np.abs(linear(x, w, bias)) + kappa(x.shape[1]) * W * terms + eta(dtype)
+    bound = ROUNDOFF[dtype] * np.abs(y) + kappa(x.shape[1]) * W * terms + eta(dtype)
     if dtype != "float16":
         bound += np.where(np.abs(x) < FLUSHED, np.abs(x), 0) @ np.abs(w).T + FLUSHED * x.shape[1]
     if w_error is not None:

@@ -159,7 +159,7 @@ class GgufSource:
             array = self._fix(name, array, self.config)[rows] if self._fix else array[rows]
         if columns is not None:
             array = array[:, columns]
-        return torch.from_numpy(np.array(array, dtype=np.float32))
+        return torch.from_numpy(np.require(array, np.float32, "W"))  # a copy only of what the file holds as it is
 
     def quantised(self, name: str) -> _Q41Tensor | None:
         """As `ModelSource.quantised`: tensors of type Q4_1, unless the family's fix changes their values."""

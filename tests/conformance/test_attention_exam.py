@@ -174,12 +174,24 @@ def test_claims_follow_from_what_is_supported() -> None:
         dtypes=frozenset({"bfloat16"}), head_sizes=frozenset({72, 576}), page_sizes=frozenset({64}), max_seqs=999
     )
     claimed = list(AttnPagedExam().claims(support))
-    assert {case["d"] for case in claimed} == {72, 576}
-    assert {case["page"] for case in claimed} == {64}
-    assert {case["dtype"] for case in claimed} == {"bfloat16"}
+    extremes = [case for case in claimed if case.family == "claim"]
+    assert {case["d"] for case in extremes} == {72, 576}
+    assert {case["page"] for case in extremes} == {64}
+    assert {case["dtype"] for case in extremes} == {"bfloat16"}
     assert max(AttnPagedExam().need(case).max_seqs or 0 for case in claimed) == 999
-    assert all(support.refuses(AttnPagedExam().need(case)) is None for case in claimed)
-    assert list(AttnPlanExam().claims(replace(support, graph_safe=False))) == []
+    own = [case for case in claimed if support.refuses(AttnPagedExam().need(case)) is None]
+    assert {case.family for case in cases()} - {case.family for case in own} == {"batch_invariant", "chunk_invariant"}
+    assert list(AttnPlanExam().claims(Support(graph_safe=False))) == []
+
+
+def test_a_device_with_other_sizes_is_asked_as_much() -> None:
+    """One page size and one head size, of its own; a selector needs a dimension for each query."""
+    support = Support(head_sizes=frozenset({24}), page_sizes=frozenset({24}), batch_invariant=True)
+    taken = [case for case in AttnPagedExam().claims(support) if support.refuses(AttnPagedExam().need(case)) is None]
+    assert {case.family for case in cases()} - {case.family for case in taken} == set()
+    for case in taken:
+        if case.family == "selector":
+            make_scene(case, Draw(b"own"))
 
 
 # Devices

@@ -120,6 +120,6 @@ def last_token_lost(k, v, planes, slots, **fixed):
 
 
 def install_chip(monkeypatch: pytest.MonkeyPatch, folder: Path, wrong: str, claimed: bool = False) -> None:
-    """Make a device "chip" that is wrong so, or right where `wrong` is empty. `claimed`: it says it is batch-invariant."""
+    """Make a device "chip", wrong so; or right, where `wrong` is empty. `claimed`: it calls itself batch-invariant."""
     source = CHIP.replace("WRONG", wrong).replace("CLAIMED", str(claimed))
     install_plugin(monkeypatch, folder / "site", "chip", source)
