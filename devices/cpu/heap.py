@@ -38,4 +38,4 @@ def _set_threshold(num_bytes: int) -> None:
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, num_bytes)
-    libc.mallopt(_M_TRIM_THRESHOLD, 2**24)  # free memory that a heap may keep: as glibc's own rule has it
+    libc.mallopt(_M_TRIM_THRESHOLD, 2 * num_bytes)  # free memory that a heap may keep: as glibc's own rule has it

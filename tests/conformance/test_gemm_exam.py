@@ -74,7 +74,7 @@ def test_exact_families_are_exact_in_any_order(family: str, dtype: str) -> None:
         assert y is not None
         infinite = y.isinf().double().mean()
         assert 0.2 < infinite < 0.8 if family == "overflow" else infinite == 0
-        if family != "overflow" and dtype != "float32" and case["rows"] > 2:
+        if family == "lattice" and dtype != "float32" and case["rows"] > 2:
             assert (y.double() != torch.from_numpy(gemm.linear(x, w, None))).double().mean() > 0.1  # rounding shows
 
 
@@ -134,12 +134,13 @@ def test_limits_and_schemes_that_are_claimed_are_tried() -> None:
 
     support = Support(dtypes=frozenset({"float16"}), schemes=frozenset({"dense", "q3_7"}), max_n=201)
     exam, target = all_exams()["linear"], host_target(Implementation("linear", narrow, "narrow", support))
-    results = {c: examine(exam, c, target, "narrow", SEED)[0] for c, _ in pairs(exam, target) if c.family == "claim"}
-    assert [(c["scheme"], c["n"], r.status) for c, r in results.items()] == [
+    claims = [case for case, _ in pairs(exam, target) if case.family == "claim"]
+    results = [examine(exam, case, target, "narrow", SEED)[0] for case in claims]
+    assert [(case["scheme"], case["n"], result.status) for case, result in zip(claims, results, strict=True)] == [
         ("dense", 201, "fail"),
         ("q3_7", 201, "error"),
     ]
-    assert "q3_7" in list(results.values())[1].message
+    assert "q3_7" in results[1].message
 
 
 def test_a_handle_is_read_by_the_provider_that_packed_it() -> None:
