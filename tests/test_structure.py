@@ -45,8 +45,8 @@ def test_public_names() -> None:
     program = "import core; print(*sorted(core.__all__)); [getattr(core, name) for name in core.__all__]"
     assert python(program).split() == sorted(
         [
-            "LLM", "CapacityError", "ConfigError", "CoreError", "DeviceError", "EmbeddingOutput", "EngineConfig", "PluginError",
-            "RequestError", "RequestOutput", "SamplingParams", "Structured", "__version__",
+            "LLM", "CapacityError", "ConfigError", "CoreError", "DeviceError", "EmbeddingOutput", "EngineConfig",
+            "PluginError", "RequestError", "RequestOutput", "SamplingParams", "Structured", "__version__",
         ]
     )  # fmt: skip
 

@@ -53,7 +53,7 @@ class RopeExam(ByToken):
         sizes = sorted(support.head_sizes or ())
         for dtype in sorted(support.dtypes or DTYPES) if sizes else ():
             for size in dict.fromkeys((sizes[0], sizes[-1])):
-                yield replace(self._case("claim", (5, 3, size, size)), params={"dtype": dtype, "turned": size})
+                yield Case.of(self.row, "claim", dtype=dtype, rows=5, heads=3, size=size, turned=size)
         yield from claimed(support, self.row, {"rows": support.max_tokens}, heads=2, size=64, turned=64)
 
     def _case(self, family: str, shape: tuple[int, int, int, int]) -> Case:

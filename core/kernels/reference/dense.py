@@ -27,7 +27,8 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """x times the normal distribution function. F.gelu gives a row other bits where there are gaps between rows."""
     wide = _wide(x)
-    return (wide * 0.5 * (1 + (wide * 0.5**0.5).erf())).to(x.dtype)
+    y: torch.Tensor = wide * 0.5 * (1 + (wide * 0.5**0.5).erf())
+    return y.to(x.dtype)
 
 
 _ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
