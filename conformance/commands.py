@@ -184,6 +184,9 @@ def verify(
 
 def mutants(
     only: Annotated[str, typer.Option(metavar="PATTERN", help="Such as 'linear/*'.")] = "*",
+    every_case: Annotated[
+        bool, typer.Option("--every-case", help="Let right kernels face every case, not one of each kind; an hour.")
+    ] = False,
     record: Annotated[bool, typer.Option("--record", help="Write the score that certificates carry.")] = False,
 ) -> int:
     """Try the checks on wrong kernels, which they must refuse, and on right ones, which they must not."""
@@ -195,7 +198,7 @@ def mutants(
     if record and len(chosen) < len(catalogue()):
         raise typer.BadParameter("a part of the catalogue is no score: leave out --only", param_hint="--record")
     with _bar("trying the checks") as progress:
-        found = fates(chosen, progress)
+        found = fates(chosen, "kernel" if every_case else "quick", progress)
     rows = [
         (f.mutant.row, f.mutant.name, f.mutant.kind, _fate(f.killers), f.cases, "" if f.ok else "WRONG") for f in found
     ]

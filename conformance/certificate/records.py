@@ -126,13 +126,14 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the checks did on the catalogue of wrong and right kernels."""
+    """How the checks did on the catalogue of wrong and right kernels; `right_cases` were run on right ones."""
 
     catalogue_sha256: str
     wrong: int
     killed: int
     right: int
     refused: int
+    right_cases: int
 
 
 class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,9 +24,8 @@ NUM_ALONE = 12
 VIEWS = {"apart": (8, 16), "offset": (3, 10)}
 """Family -> columns of a larger tensor before the view, and columns in all that are not in it."""
 
-# Row norms and products of a scalar kernel are compared with our own eager one only where the store decides: in
-# float32 the order of a sum does, and each is as good as another.
 RMS_DTYPES = ("bfloat16", "float16")
+"""Where check B applies: there the last rounding decides. In float32 the order of a sum does, and any is right."""
 
 
 class ByToken(RowExam):

@@ -43,7 +43,14 @@ def score(fates: Iterable[Fate]) -> Mutation:
     fates = list(fates)
     wrong = [f for f in fates if f.mutant.kind != "right"]
     right = [f for f in fates if f.mutant.kind == "right"]
-    return Mutation(catalogue_sha256(), len(wrong), sum(f.ok for f in wrong), len(right), sum(not f.ok for f in right))
+    return Mutation(
+        catalogue_sha256(),
+        len(wrong),
+        sum(f.ok for f in wrong),
+        len(right),
+        sum(not f.ok for f in right),
+        sum(f.cases for f in right),
+    )
 
 
 def write(made: Mutation) -> None:

@@ -34,10 +34,3 @@ def test_right_ones_pass_some_cases(number: int) -> None:
     results = [examine(exam, case, target, PROVIDER, SEED)[0] for case in some]
     assert [r for r in results if r.status not in ("pass", "unsupported")] == []
     assert results or mutant.row == "attn_plan"
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("mutant", RIGHT, ids=name_of)
-def test_right_ones_pass_all_cases(mutant: Mutant) -> None:
-    found = fate(mutant, SEED)
-    assert found.ok, found

@@ -24,12 +24,6 @@ def test_right_copies_pass(mutant: Mutant) -> None:
     assert not failures_of(mutant)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("mutant", mutants_of(METHODS, "right"), ids=name_of)
-def test_right_copies_pass_every_case(mutant: Mutant) -> None:
-    assert not fate(mutant, SEED).killers
-
-
 @pytest.mark.parametrize("row", METHODS)
 def test_devices_pass(row: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install_hostile(monkeypatch, tmp_path / "plugin")

@@ -166,7 +166,7 @@ def test_a_certificate_of_this_level_must_have_every_case(tmp_path: Path) -> Non
     target = open_target("cpu")
     declared = list(declare(target, "engine"))
     outcomes = [Outcome.of(d.task, Result(d.case, d.provider, "pass"), "") for d in declared if not d.unsupported]
-    score = Mutation(record.catalogue_sha256(), 1, 1, 1, 0)
+    score = Mutation(record.catalogue_sha256(), 1, 1, 1, 0, 1)
     day = "2026-01-01T00:00:00+00:00"
     made = issue.Run(
         "engine", identity.plugin("cpu"), issue.device_record(target), "n", declared, outcomes, (), score, day, day

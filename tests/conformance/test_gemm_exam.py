@@ -97,13 +97,6 @@ def test_right_kernels_pass(mutant: Mutant) -> None:
     assert not failures_of(mutant)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("root", [SEED, b"another"])
-@pytest.mark.parametrize("mutant", mutants_of(ROWS, "right"), ids=name_of)
-def test_right_kernels_pass_every_case(mutant: Mutant, root: bytes) -> None:
-    assert not fate(mutant, root).killers
-
-
 @pytest.mark.parametrize("row", ["linear", "quant_act"])
 def test_the_cpu_passes(row: str) -> None:
     target = open_target("cpu")
