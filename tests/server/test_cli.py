@@ -48,7 +48,8 @@ def test_help_is_fast_and_light() -> None:
     for args in ([], ["--help"], ["serve", "--help"], ["bench", "latency", "--help"]):
         assert run_core(*args).returncode == 0
     assert (time.monotonic() - start_s) / 4 < 0.5
-    loaded = "import server.cli, sys; print([m for m in ('torch', 'fastapi', 'zmq', 'tokenizers') if m in sys.modules])"
+    heavy = "('torch', 'fastapi', 'zmq', 'tokenizers', 'matplotlib', 'onnx')"
+    loaded = f"import server.cli, sys; server.cli.add_commands(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -71,7 +71,7 @@ def test_open_takes_the_usable_processors():
 
 def test_kernels_take_what_their_rows_say():
     kernels = plugin.core_kernels(CpuDevice().probe())
-    assert len({(k.row, k.provider) for k in kernels}) == len(kernels)
+    assert len({(k.row, k.provider, k.support.schemes) for k in kernels}) == len(kernels)
     for kernel in kernels:
         row = TABLE[kernel.row]
         want = [p for p in inspect.signature(row.reference).parameters.values() if p.name not in row.parts]
