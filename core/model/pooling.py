@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from core.errors import ConfigError
 
@@ -41,6 +40,8 @@ class Pooling(msgspec.Struct, frozen=True):
 
     def finish(self, hidden: bytes) -> bytes | None:
         """The embedding that a hidden state makes: float32, little-endian, both. None where it is no numbers."""
+        import numpy as np  # requests are known in processes that never need it
+
         row = np.frombuffer(hidden, "<f4")
         if not np.isfinite(row).all():
             return None

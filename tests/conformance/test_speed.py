@@ -63,18 +63,14 @@ def test_one_that_gets_lazy_does_not_count() -> None:
 
 
 def test_one_that_remembers_does_not_count() -> None:
-    seen: dict[bytes, torch.Tensor] = {}
-    misses = [0]
+    last: list[tuple[bytes, torch.Tensor]] = [(b"", torch.empty(0))]
 
     def remembers(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
-        key = x.numpy().tobytes()
-        if len(seen) > 1 or key not in seen:  # forgets, as soon as there is more than one
-            misses[0] += 1
+        content = x.numpy().tobytes()
+        if content != last[0][0]:
             time.sleep(0.004)
-            if key not in seen and len(seen) > 1:
-                seen.clear()
-            seen[key] = dense.rms_norm(x, w, eps=eps)
-        return seen[key]
+            last[0] = content, dense.rms_norm(x, w, eps=eps)
+        return last[0][1]
 
     assert "content that was seen before" in one(remembers).trouble
 

@@ -17,7 +17,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 WORD = 0xFFFFFFFF
 _ID_BITS = 32
 
-LOGIT_BYTES = 8 * 2**20
+LOGIT_BYTES = 4 * 2**20
 """Logits in float32 that are looked at together: what is made of them takes up to ten times as much."""
 
 

@@ -75,8 +75,10 @@ def test_kernels_take_what_their_rows_say():
     for kernel in kernels:
         row = TABLE[kernel.row]
         want = [p for p in inspect.signature(row.reference).parameters.values() if p.name not in row.parts]
-        have = list(inspect.signature(kernel.kernel).parameters.values())
-        assert [(p.name, p.kind, p.default) for p in have] == [(p.name, p.kind, p.default) for p in want]
+        fixed = getattr(kernel.kernel, "keywords", {})  # what the plugin itself has bound
+        have = [p for p in inspect.signature(kernel.kernel).parameters.values() if p.name not in fixed]
+        assert [(p.name, p.kind) for p in have] == [(p.name, p.kind) for p in want]
+        assert fixed or [p.default for p in have] == [p.default for p in want]
         assert kernel.support.refuses(Need(dtype="int8")) is not None
     native = {k.row for k in kernels}
     assert {name for name, row in TABLE.items() if row.production} <= native
