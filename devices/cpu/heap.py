@@ -39,4 +39,4 @@ def _set_threshold(num_bytes: int) -> None:
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, num_bytes)
-    libc.mallopt(_M_TRIM_THRESHOLD, 8 * num_bytes)  # free memory that a heap keeps at its end
+    libc.mallopt(_M_TRIM_THRESHOLD, 2 * num_bytes)  # free memory that a heap keeps at its end
