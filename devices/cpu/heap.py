@@ -20,8 +20,8 @@ LOADING_BYTES = 2**17
 """From this size on, memory is mapped apart while weights load: where glibc's own rule begins."""
 
 STEP_BYTES = 5 * 2**20
-"""The same for steps. Only the few tensors of a long prompt's step are larger, each step's of another size: in heaps
-they leave up to 90 MB behind for 26 MB in use, apart 45. More of them apart, and a prefill takes up to a sixth longer."""
+"""The same for steps. Only a few tensors of a long prompt's step are larger: in heaps they leave up to 90 MB behind for
+26 MB in use; apart they make a prefill of 2048 tokens 1% longer."""
 
 
 @contextmanager
@@ -39,4 +39,4 @@ def _set_threshold(num_bytes: int) -> None:
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, num_bytes)
-    libc.mallopt(_M_TRIM_THRESHOLD, 2 * num_bytes)  # free memory that a heap keeps at its end
+    libc.mallopt(_M_TRIM_THRESHOLD, 2 * num_bytes)  # free memory that a heap may keep at its end
