@@ -6,7 +6,8 @@ A record is a JSON file. `records/` holds those that ship; the first is of a CPU
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,10 @@ DEFAULT = RECORDS / "cpu.json"
 
 GRADES = (("A", 0.9, 0.7), ("B", 0.7, 0.5), ("C", 0.5, 0.3))
 """Name, least geometric mean of rho, least tenth percentile. Below them all: functional."""
+
+UNGRADED = "none: too few cases count"
+LEAST_SHARE = 0.75
+"""Of the baseline's cases that count, how many must count here too, in every class, for a grade."""
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +107,13 @@ def compare(record: SpeedRecord, baseline: SpeedRecord) -> Standing:
     classes = {kind: _summary(rho[m.case] for m, _ in both if m.kind == kind) for kind in kinds}
     overall = _summary(rho.values())
     grade = next((name for name, mean, low in GRADES if overall[0] >= mean and overall[1] >= low), "functional")
+    if any(len([m for m, _ in both if m.kind == kind]) < LEAST_SHARE * count for kind, count in _kinds(theirs).items()):
+        grade = UNGRADED
     return Standing(rho, raw, classes, overall, grade)
+
+
+def _kinds(cases: Mapping[str, Measured]) -> Counter[str]:
+    return Counter(m.kind for m in cases.values())
 
 
 def _key(measured: Measured, dtype: str) -> str:

@@ -128,6 +128,8 @@ def test_grades() -> None:
     uneven = compare(made("uneven", {"a1": 0.5, "a2": 0.01, "b1": 0.9}), base)
     assert uneven.grade == "functional"
     assert uneven.classes["b"][0] == pytest.approx(2.25)
+    assert compare(made("a few", {"a1": 0.5, "b1": 0.4}), base).grade == kept.UNGRADED
+    assert compare(made("no b", {"a1": 0.5, "a2": 0.5}), base).grade == kept.UNGRADED
     with pytest.raises(ConfigError, match="no case in common"):
         compare(made("bad", {"a1": 0.5}, "wrong"), base)
 
