@@ -22,7 +22,7 @@ from conformance.kernels.attention_scene import EXTRA_PAGES, Scene, lay_pages
 from conformance.target import Bench, Target, host_target, open_target
 from core.kernels.bind import REFERENCE
 from core.plugin.facts import Need, Support
-from tests.conformance.moving import SEED, failures
+from tests.conformance.examined import SEED, failures
 from tests.plugins import install_hostile
 
 SMALL = {"dtype": "float32", "heads": (4, 2), "d": 16, "page": 4, "queries": (1, 5, 3), "lens": (9, 5, 12)}

@@ -8,7 +8,7 @@ from conformance.exam import examine, pairs
 from conformance.kernels import all_exams
 from conformance.mutants.mutant import PROVIDER, Mutant
 from conformance.mutants.score import fate
-from tests.conformance.moving import SEED, mutants_of, name_of
+from tests.conformance.examined import SEED, mutants_of, name_of
 
 ROWS = ("attn_plan", "attn_paged")
 RIGHT = mutants_of(ROWS, "right")

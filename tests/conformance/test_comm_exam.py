@@ -16,13 +16,16 @@ from conformance.draw import Draw
 from conformance.exam import examine
 from conformance.kernels import all_exams
 from conformance.kernels.comm import summands
-from conformance.mutants.mutant import Mutant
-from conformance.mutants.score import fate
 from conformance.oracle import comm
 from conformance.target import host_target, open_target
 from core.kernels.bind import REFERENCE
 from core.kernels.row import Implementation
-from tests.conformance.moving import SEED, failures, failures_of, mutants_of, name_of
+from tests.conformance.examined import (  # noqa: F401  tests, run for ROWS
+    SEED,
+    failures,
+    test_right_kernels_pass,
+    test_wrong_kernels_are_refused,
+)
 
 ROWS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all_v", "broadcast", "send", "recv")
 SMALL = Case.of("all_reduce", "exact", ranks=(0, 1), dtype="float32", shape=(7,))
@@ -76,17 +79,6 @@ def test_a_machine_with_too_few_devices_does_not_support_a_case() -> None:
     assert ranks.refusal(one, (0, 1, 2)) == "3 devices are needed, this machine has 2"
     three = Case.of("all_reduce", "exact", ranks=(0, 1, 2), dtype="float32", shape=(7,))
     assert examine(all_exams()["all_reduce"], three, one, REFERENCE, SEED)[0].status == "unsupported"
-
-
-@pytest.mark.parametrize("mutant", mutants_of(ROWS, "wrong", "cheat"), ids=name_of)
-def test_wrong_kernels_are_refused(mutant: Mutant) -> None:
-    met = fate(mutant, SEED)
-    assert met.ok, met.killers
-
-
-@pytest.mark.parametrize("mutant", mutants_of(ROWS, "right"), ids=name_of)
-def test_right_kernels_pass(mutant: Mutant) -> None:
-    assert not failures_of(mutant)
 
 
 @pytest.mark.parametrize("row", ROWS)

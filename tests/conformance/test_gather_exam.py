@@ -8,11 +8,13 @@ import torch
 
 from conformance.draw import Draw, from_bits
 from conformance.judge import raw
-from conformance.mutants.mutant import Mutant
-from conformance.mutants.score import fate
 from conformance.oracle import move
 from conformance.target import open_target
-from tests.conformance.moving import SEED, failures, failures_of, mutants_of, name_of
+from tests.conformance.examined import (  # noqa: F401  tests, run for ROWS
+    failures,
+    test_right_kernels_pass,
+    test_wrong_kernels_are_refused,
+)
 
 ROWS = ("embed", "gather_rows", "take_ids", "put_ids", "copy_rows")
 TABLE = np.arange(1, 7, dtype=np.uint16).reshape(3, 2)
@@ -43,17 +45,6 @@ def test_any_bits_are_kept_by_tensors(dtype: torch.dtype) -> None:
     assert len(np.unique(raw(x))) > 150
     if dtype.is_floating_point:
         assert x.isnan().any()
-
-
-@pytest.mark.parametrize("mutant", mutants_of(ROWS, "wrong", "cheat"), ids=name_of)
-def test_wrong_kernels_are_refused(mutant: Mutant) -> None:
-    met = fate(mutant, SEED)
-    assert met.ok, met.killers
-
-
-@pytest.mark.parametrize("mutant", mutants_of(ROWS, "right"), ids=name_of)
-def test_right_kernels_pass(mutant: Mutant) -> None:
-    assert not failures_of(mutant)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -13,15 +13,17 @@ from conformance.draw import Draw
 from conformance.judge import judge
 from conformance.kernels.pool import kept, magnitudes, untouched
 from conformance.mutants.layouts import FORMS, Codes
-from conformance.mutants.mutant import Mutant
-from conformance.mutants.score import fate
 from conformance.oracle import move
 from conformance.target import host_target, open_target
 from core.kernels.bind import REFERENCE
 from core.kernels.reference import kv
 from core.kernels.table import KV_BUNDLE
 from devices.cpu import kv as cpu_kv
-from tests.conformance.moving import SEED, failures, failures_of, mutants_of, name_of
+from tests.conformance.examined import (  # noqa: F401  tests, run for ROWS
+    failures,
+    test_right_kernels_pass,
+    test_wrong_kernels_are_refused,
+)
 from tests.plugins import install_hostile
 
 ROWS = ("kv_layout", "kv_write", "kv_gather", "kv_export", "kv_import", "kv_copy", "kv_swap")
@@ -71,17 +73,6 @@ def test_the_hardest_numbers_are_finite_and_of_every_kind(dtype: str) -> None:
     assert (rows == 0).all(1).any()
     assert ((rows.amax(1) < info.tiny) & (rows.amax(1) > 0)).any()
     assert ((rows > 0).sum(1) == 1).any()
-
-
-@pytest.mark.parametrize("mutant", mutants_of(ROWS, "wrong", "cheat"), ids=name_of)
-def test_wrong_kernels_are_refused(mutant: Mutant) -> None:
-    met = fate(mutant, SEED)
-    assert met.ok, met.killers
-
-
-@pytest.mark.parametrize("mutant", mutants_of(ROWS, "right"), ids=name_of)
-def test_right_kernels_pass(mutant: Mutant) -> None:
-    assert not failures_of(mutant)
 
 
 @pytest.mark.parametrize("row", ROWS)

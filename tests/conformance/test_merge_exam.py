@@ -13,7 +13,7 @@ from conformance.kernels.merge import AttnMergeExam
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.score import fate
 from conformance.target import host_target
-from tests.conformance.moving import SEED, mutants_of, name_of
+from tests.conformance.examined import SEED, mutants_of, name_of
 
 EXAM = AttnMergeExam()
 

@@ -1,15 +1,20 @@
-"""What tests of rows that move data share."""
+"""What tests of examinations share; among it tests, which run for the rows that the importing file has in ROWS."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
 
 from conformance.case import Case, Result
 from conformance.exam import examine, pairs
 from conformance.kernels import all_exams
 from conformance.mutants import catalogue
 from conformance.mutants.mutant import Mutant
-from conformance.target import Target
+from conformance.mutants.score import fate
+from conformance.target import Target, open_target
+from tests.plugins import install_hostile
 
 SEED = b"mutants"
 
@@ -42,3 +47,18 @@ def failures(row: str, target: Target, provider: str) -> list[Result]:
 def failures_of(mutant: Mutant) -> list[Result]:
     target = mutant.target()
     return failures(mutant.row, target, target.providers(mutant.row)[0])
+
+
+def test_wrong_kernels_are_refused(wrong_kernel: Mutant) -> None:
+    met = fate(wrong_kernel, SEED)
+    assert met.ok, met.killers
+
+
+def test_right_kernels_pass(right_kernel: Mutant) -> None:
+    assert not failures_of(right_kernel)
+
+
+def test_another_device_passes(examined_row: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install_hostile(monkeypatch, tmp_path / "plugin")
+    target = open_target("hostile")
+    assert not failures(examined_row, target, target.providers(examined_row)[0])
