@@ -53,9 +53,11 @@ def certify(
     sign: Annotated[list[Path], typer.Option("--sign", help="Ed25519 private key (PEM); repeatable.")] = [],  # noqa: B006
 ) -> int:
     """Examine a device, and write the certificate."""
+    from conformance.certificate.issue import CERTIFICATE
     from conformance.certificate.sign import check_available
     from conformance.certify import Order
     from conformance.certify import certify as run
+    from core.plugin.certificate import keep
 
     if mode not in MODES:
         raise typer.BadParameter(f"{mode!r} is not one of {', '.join(MODES)}", param_hint="--mode")
@@ -86,7 +88,9 @@ def certify(
         return NOT_CERTIFIED if bad else 0
     if predicate.mutation is None:
         out.print("the checks changed since they were tried on wrong kernels: run `core mutants --record`")
+    kept = keep(predicate.device.name, predicate.level, (bundle / CERTIFICATE).read_bytes())
     out.print(f"{predicate.result}, tier {predicate.tier}, level {predicate.level}: {bundle}")
+    out.print(f"`core plan` shows it from {kept}")
     return 0 if predicate.result == "PASSED" else NOT_CERTIFIED
 
 

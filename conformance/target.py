@@ -24,6 +24,7 @@ from core.kernels.table import KV_BUNDLE, TABLE
 from core.plugin import loader
 from core.plugin.device import Device
 from core.plugin.facts import DeviceFacts, Memory, Need
+from core.plugin.opened import open_device
 
 MARGIN_BYTES = 512
 METHODS = ("h2d", "d2h")
@@ -32,12 +33,13 @@ METHODS = ("h2d", "d2h")
 
 @dataclass(frozen=True)
 class Target:
-    """A device with its kernels."""
+    """A device with its kernels; and what of torch it replaces, which is allowed and shown."""
 
     device: Device
     where: torch.device
     facts: DeviceFacts
     implementations: tuple[Implementation, ...]
+    replaced: tuple[str, ...] = ()
 
     def providers(self, row: str) -> list[str]:
         """Who supplies a row, best first; of the KV bundle, who supplies the layout. The reference, if nobody does."""
@@ -71,11 +73,8 @@ class Target:
 
 def open_target(name: str, index: int = 0) -> Target:
     """Open the device that `--device` means. Raises: ConfigError, PluginError, DeviceError."""
-    candidate = loader.choose(loader.discover(), name)
-    assert isinstance(candidate.facts, DeviceFacts)
-    assert candidate.device is not None
-    where = candidate.device.open(index)
-    return Target(candidate.device, where, candidate.facts, tuple(candidate.kernels()))
+    opened = open_device(loader.choose(loader.discover(), name), index)
+    return Target(opened.device, opened.where, opened.facts, opened.implementations, opened.replaced)
 
 
 class Host(Device):

@@ -42,6 +42,7 @@ class Plan:
     num_kv_blocks: tuple[int, ...] = ()
     bindings: tuple[Binding, ...] = ()
     notes: tuple[str, ...] = ()
+    certificate: str = ""
     decided_by: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -87,6 +87,12 @@ def write_llama(folder: Path, **config: Any) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests certify is not kept for the user."""
+    os.environ["CORE_CERTIFICATES"] = str(tmp_path_factory.mktemp("certificates"))
+
+
 @pytest.fixture(scope="session")
 def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder: see `write_llama` and `write_tokenizer`. Not to be written to."""

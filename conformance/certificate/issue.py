@@ -30,12 +30,12 @@ from conformance.certificate.records import (
 )
 from conformance.certificate.sign import sign
 from conformance.certificate.waivers import Waiver
-from conformance.identity import Plugin
 from conformance.kernels import all_exams
 from conformance.report.page import render
 from conformance.target import Target
 from core.kernels.bind import REFERENCE
 from core.kernels.table import TABLE
+from core.plugin.identity import Plugin, sha256
 
 CERTIFICATE, SIGNATURES, RESULTS = "certificate.json", "certificate.sig.json", "results.jsonl"
 UNFINISHED = "unfinished.jsonl"  # outcomes so far, while a run goes on
@@ -85,6 +85,7 @@ def device_record(target: Target) -> DeviceRecord:
         facts.accelerator,
         facts.memory_bytes,
         facts.torch_extension,
+        list(target.replaced),
         {**{row: target.providers(row) for row in all_exams()}, engine.ROW: [facts.name]},
     )
 
@@ -138,7 +139,7 @@ def write(folder: Path, run: Run, keys: list[Path]) -> Predicate:
     junit.write(folder / JUNIT, run.declared, run.outcomes)
     (folder / REPORT).write_text(render(made, run.declared, run.outcomes, ()))
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (CERTIFICATE, SIGNATURES, UNFINISHED))
-    subjects = [Subject(p.relative_to(folder).as_posix(), {"sha256": identity.sha256(p)}) for p in files]
+    subjects = [Subject(p.relative_to(folder).as_posix(), {"sha256": sha256(p)}) for p in files]
     data = msgspec.json.format(msgspec.json.encode(Statement(STATEMENT_TYPE, subjects, PREDICATE_TYPE, made)))
     (folder / CERTIFICATE).write_bytes(data)
     if keys:

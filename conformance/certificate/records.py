@@ -104,7 +104,10 @@ class PluginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As its plugin states it. `providers` has, per row, whose kernels there are; of the engine, the device."""
+    """As its plugin states it. `providers` has, per row, whose kernels there are; of the engine, the device.
+
+    replaced   what its `torch_extension` replaces of torch
+    """
 
     name: str
     arch: str
@@ -112,6 +115,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accelerator: bool
     memory_bytes: int
     torch_extension: str | None
+    replaced: list[str]
     providers: dict[str, list[str]]
 
 

@@ -29,9 +29,9 @@ from conformance.certificate.records import (
 from conformance.certificate.sign import check_available, signers
 from conformance.certificate.waivers import Waiver
 from conformance.child import sample_name
-from conformance.identity import Plugin
 from conformance.mutants import record
 from core.errors import ConfigError
+from core.plugin.identity import Plugin, sha256
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _files(bundle: Bundle) -> Iterator[str]:
     for name in sorted(there ^ set(listed)):
         yield f"{name} is {'not listed in certificate.json' if name in there else 'missing'}"
     for name in sorted(there & set(listed)):
-        if identity.sha256(bundle.folder / name) != listed[name]:
+        if sha256(bundle.folder / name) != listed[name]:
             yield f"{name} is not the file that was certified: its SHA-256 differs"
     for outcome in bundle.outcomes:
         name = f"{issue.SAMPLES}/{sample_name(outcome.task)}"

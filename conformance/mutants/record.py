@@ -14,6 +14,7 @@ import msgspec
 from conformance import identity
 from conformance.certificate.records import Mutation
 from conformance.mutants.score import Fate
+from core.plugin.identity import digest_of, hashes
 
 PATH = Path(__file__).parent / "score.json"
 
@@ -29,13 +30,13 @@ def checks_sha256() -> str:
     """Of everything that decides about a kernel: cases, oracles, bounds and the judge."""
     here = identity.HERE
     files = [*here.glob("*.py"), *(here / "kernels").glob("*.py"), *(here / "oracle").glob("*.py")]
-    return identity.digest_of(identity.hashes(here, files))
+    return digest_of(hashes(here, files))
 
 
 def catalogue_sha256() -> str:
     """Of the files that hold the catalogue."""
     folder = PATH.parent
-    return identity.digest_of(identity.hashes(folder, folder.glob("*.py")))
+    return digest_of(hashes(folder, folder.glob("*.py")))
 
 
 def score(fates: Iterable[Fate]) -> Mutation:

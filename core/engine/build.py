@@ -5,6 +5,7 @@ The order is the contract's: probe, open, kernels, plan, bind, and only then wei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 
 from core.config import EngineConfig, choose_dtype, resolve, with_kv_blocks
 from core.engine.runner import Runner, StepFunction
-from core.errors import ConfigError, DeviceError, PluginError
+from core.errors import ConfigError, PluginError
 from core.kernels.bind import KernelSet, Tap
 from core.kernels.dtypes import TORCH_DTYPES
+from core.kernels.row import Implementation
 from core.kv.groups import KVGroup
 from core.model.layers import Builder, Model, Planes
 from core.model.load import Loader, Progress
@@ -22,9 +24,10 @@ from core.model.packing import Packing
 from core.model.source import ModelSource, open_source
 from core.model.spec import ModelConfig, ModelSpec, Shard
 from core.plan import Plan
-from core.plugin import loader, patches
+from core.plugin import certificate, loader
 from core.plugin.device import Device
 from core.plugin.facts import DeviceFacts, Need
+from core.plugin.opened import Opened, open_device
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,9 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
         raw["tie_word_embeddings"] = True  # the step draws from something; nobody is given what it draws
     model_config: ModelConfig = spec.read_config(raw, config.max_model_len)
     candidate = loader.choose(loader.discover(), config.device)
-    facts, device = candidate.facts, candidate.device
-    assert isinstance(facts, DeviceFacts)
-    assert device is not None
-    where, implementations, notes = _open(candidate, device, facts, ranks)
-    plan, kernels = _plan(config, facts, model_config, implementations, tap)
+    opened = _open(candidate, ranks)
+    facts, device, where, notes = opened.facts, opened.device, opened.where, list(opened.replaced)
+    plan, kernels = _plan(config, facts, model_config, opened.implementations, tap)
     if plan.batch_invariant and facts.host_memory:
         torch.set_num_threads(1)  # where threads share an operation, the parts depend on its size
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
@@ -107,36 +108,39 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     step = StepFunction(model, kernels, groups, plan, ranks.group)
     layouts = tuple(_layout(kernels, g, builder) for g in groups)
     _check_fallback(plan, facts, kernels)
-    plan = replace(plan, bindings=kernels.bindings(), notes=tuple(notes))
+    plan = replace(
+        plan,
+        bindings=kernels.bindings(),
+        notes=tuple(notes),
+        certificate=certificate.status(candidate),
+        decided_by={**plan.decided_by, "certificate": "core certify"},
+    )
     device.seed(config.seed)
     return Assembly(
         source, device, where, facts, plan, kernels, model, step, builder, groups, layouts, model_config.vocab_size
     )
 
 
-def _open(
-    candidate: loader.Candidate, device: Device, facts: DeviceFacts, ranks: Ranks
-) -> tuple[torch.device, list[Any], list[str]]:
-    """Open the device and import its kernels, under the patch rule."""
-    assert candidate.plugin is not None
+def _open(candidate: loader.Candidate, ranks: Ranks) -> Opened:
+    """Open this rank's device."""
+    facts = candidate.facts
+    assert isinstance(facts, DeviceFacts)
     if ranks.shard.size > facts.count and facts.accelerator:
         raise ConfigError(
             f"tensor_parallel_size is {ranks.shard.size}: this machine has {facts.count} {facts.name} devices"
         )
-    before = patches.snapshot()
-    index = ranks.shard.rank if facts.count > 1 else 0
-    with loader.explained(DeviceError, f"device {candidate.name} {index} cannot be started"):
-        where = device.open(index)
+    opened = open_device(candidate, ranks.shard.rank if facts.count > 1 else 0)
     if facts.host_memory and ranks.shard.size > 1:  # ranks share the processor
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.shard.size))
-    with loader.explained(PluginError, f"the kernels of device {candidate.name} cannot be loaded"):
-        implementations = candidate.kernels()
-    replaced = patches.check(before, candidate.name, candidate.plugin, facts.torch_extension)
-    return where, implementations, [*candidate.notes, *replaced]
+    return opened
 
 
 def _plan(
-    config: EngineConfig, facts: DeviceFacts, model: ModelConfig, implementations: list[Any], tap: Tap | None
+    config: EngineConfig,
+    facts: DeviceFacts,
+    model: ModelConfig,
+    implementations: Sequence[Implementation],
+    tap: Tap | None,
 ) -> tuple[Plan, KernelSet]:
     def kernels_for(**more: Any) -> KernelSet:
         sizes = {g.head_size for g in model.kv_groups}

@@ -1,7 +1,7 @@
 """What a plugin imports: the hook marker, the device base class, and the facts it states."""
 
 from core.plugin.device import Device, Event
-from core.plugin.facts import DeviceFacts, Memory, Need, ShapePolicy, Support, Unavailable
+from core.plugin.facts import DeviceFacts, Memory, Need, Peaks, ShapePolicy, Support, Unavailable
 from core.plugin.hooks import API, hookimpl
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Event",
     "Memory",
     "Need",
+    "Peaks",
     "ShapePolicy",
     "Support",
     "Unavailable",

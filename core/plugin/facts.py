@@ -37,6 +37,22 @@ class ShapePolicy:
 
 
 @dataclass(frozen=True)
+class Peaks:
+    """What a device can reach at best, as its vendor states it; None where nothing is stated.
+
+    Conformance probes the same, and says so where a probe is far from it.
+
+    float32, bfloat16, float16   FLOP/s of products of matrices in that dtype
+    bytes_per_s                  of memory, read and written together
+    """
+
+    float32: float | None = None
+    bfloat16: float | None = None
+    float16: float | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
 class DeviceFacts:
     """One device as its plugin's `probe` found it.
 
@@ -56,6 +72,7 @@ class DeviceFacts:
                           attributes are listed, not refused
     shapes                step shapes the device accepts
     max_depth             largest useful pipeline depth (0: host and device share the processor)
+    peaks                 what it can reach at best
     """
 
     name: str
@@ -72,6 +89,7 @@ class DeviceFacts:
     torch_extension: str | None = None
     shapes: ShapePolicy = field(default_factory=ShapePolicy)
     max_depth: int = 1
+    peaks: Peaks = field(default_factory=Peaks)
 
 
 @dataclass(frozen=True)

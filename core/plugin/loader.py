@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib import metadata
+from math import inf
 from types import ModuleType
 from typing import Any
 
@@ -137,6 +138,7 @@ def _check_facts(name: str, facts: object) -> None:
     if not isinstance(facts, DeviceFacts):
         raise PluginError(f"plugin {name}: probe returned {facts!r}: it must return DeviceFacts or Unavailable")
     buckets = (facts.shapes.tokens, facts.shapes.seqs, facts.shapes.blocks)
+    peaks = [peak for peak in astuple(facts.peaks) if peak is not None]
     ascending = all(list(sizes) == sorted({s for s in sizes if s > 0}) for sizes in buckets)
     for field, value, right, wanted in (
         ("name", facts.name, facts.name == name, f"{name}, as its entry point is"),
@@ -144,6 +146,7 @@ def _check_facts(name: str, facts: object) -> None:
         ("dtypes", facts.dtypes, facts.dtypes and set(facts.dtypes) <= set(DTYPES), f"some of {', '.join(DTYPES)}"),
         ("shapes", facts.shapes, ascending, "sizes above 0 in ascending order"),
         ("max_depth", facts.max_depth, facts.max_depth in (0, 1), "0 or 1"),
+        ("peaks", facts.peaks, all(0 < peak < inf for peak in peaks), "above 0 each, or None"),
     ):
         if not right:
             raise PluginError(f"plugin {name} states {field} = {value!r}: it must be {wanted}")

@@ -70,7 +70,7 @@ def test_what_is_least_is_taken() -> None:
 
 def test_an_accelerator_by_default() -> None:
     made = plan()
-    assert made.decided_by.keys() == {name for name, _, _ in made.rows()} - {"num_kv_blocks"}
+    assert made.decided_by.keys() == {name for name, _, _ in made.rows()} - {"num_kv_blocks", "certificate"}
     assert {name: decided(made, name) for name in made.decided_by} == {
         "model": ("smollm2", "asked for"),
         "device": ("warp", "found on this machine"),

@@ -1,0 +1,44 @@
+"""Opening the device that was chosen, under the patch rule: for engines and for whoever examines it, the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from core.errors import DeviceError, PluginError
+from core.kernels.row import Implementation
+from core.plugin import patches
+from core.plugin.device import Device
+from core.plugin.facts import DeviceFacts
+from core.plugin.loader import Candidate, explained
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A device that is open, with its kernels. `replaced` lists what its `torch_extension` replaces of torch."""
+
+    device: Device
+    where: torch.device
+    facts: DeviceFacts
+    implementations: tuple[Implementation, ...]
+    replaced: tuple[str, ...]
+
+
+def open_device(candidate: Candidate, index: int = 0) -> Opened:
+    """Open the device and import its kernels. Call it on the device's launch thread.
+
+    Raises: DeviceError when it cannot be started; PluginError when its kernels cannot be loaded, or it changes core or
+    torch.
+    """
+    facts, device, plugin = candidate.facts, candidate.device, candidate.plugin
+    assert isinstance(facts, DeviceFacts)
+    assert device is not None
+    assert plugin is not None
+    before = patches.snapshot()
+    with explained(DeviceError, f"device {candidate.name} {index} cannot be started"):
+        where = device.open(index)
+    with explained(PluginError, f"the kernels of device {candidate.name} cannot be loaded"):
+        implementations = tuple(candidate.kernels())
+    replaced = patches.check(before, candidate.name, plugin, facts.torch_extension)
+    return Opened(device, where, facts, implementations, (*candidate.notes, *replaced))
