@@ -91,13 +91,17 @@ class OtherRanks:
 
 
 def join(config: EngineConfig, rank: int, port: int) -> Ranks:
-    """Meet the other ranks."""
+    """Meet the other ranks, by what the device's plugin names for it."""
     import torch.distributed as dist
 
     from core.engine.build import Ranks
+    from core.plugin import loader
 
+    device = loader.choose(loader.discover(), config.device).device
+    assert device is not None
     size = config.tensor_parallel_size
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    backend = device.collective_backend()
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     return Ranks(Shard(rank, size), dist.group.WORLD)
 
 

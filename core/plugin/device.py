@@ -99,10 +99,24 @@ class Device(ABC):
         """Name of the torch.distributed backend. (optional) Default: gloo."""
         return "gloo"
 
-    def compile(self, step: Callable[..., Any], key: tuple[Any, ...]) -> Callable[..., Any]:
-        """Make `step` fast for the one shape `key`. (optional) Default: run it as it is.
+    def keep(self, value: Any) -> Any:
+        """What stays on the device from step to step, in the form that compiled functions take. (optional) Default: as
+        it is.
 
-        `step` is the static form of DESIGN: tensors in, tensors out; its input buffers keep their
-        addresses for this key, and its KV tensors are given back updated.
+        `value` is a weight as `pack_weight` made it, a KV plane, or the ids drawn last: a tensor or a tuple of them.
+        Core passes what comes of it to compiled functions alone, and their results to `d2h` too.
         """
-        return step
+        return value
+
+    def compile(self, function: Callable[..., Any], key: tuple[Any, ...], given: tuple[int, ...]) -> Callable[..., Any]:
+        """Make `function` fast for the one shape `key`. (optional) Default: run it as it is.
+
+        It is a half of a step in DESIGN's static form, or what reports log-probabilities: tensors in, tensors out,
+        through dicts, lists, tuples and dataclasses; whatever else is in these, `key` fixes. Arguments at the
+        positions `given` are given back updated, and nobody reads what was passed again. The tensors of the step's
+        inputs keep their addresses for this key, and get new content.
+
+        Only devices that state `DeviceFacts.shapes` are asked. It may compile now or when it is first called; core
+        calls what it returns once for every key before it serves, on padding.
+        """
+        return function

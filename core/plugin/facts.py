@@ -129,9 +129,9 @@ class Need:
 class Support:
     """What an implementation of a kernel takes; None means anything.
 
-    Conformance tests the extremes of every record, so an over-claim fails.
+    Conformance tests the extremes of every record, so an over-claim fails. Every kernel must give the same bits for the
+    same inputs, whatever else runs: that is not a choice, and cases are repeated to see it.
 
-    deterministic   same inputs, same bits, whatever else runs
     graph_safe      may be captured and replayed
     batch_invariant a token's bits depend on that token's sequence alone: not on the rest of the step, nor on how
                     the sequence was cut into steps
@@ -145,7 +145,6 @@ class Support:
     max_k: int | None = None
     max_seqs: int | None = None
     max_tokens: int | None = None
-    deterministic: bool = True
     graph_safe: bool = True
     batch_invariant: bool = False
 
