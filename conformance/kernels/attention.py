@@ -17,7 +17,7 @@ from conformance.case import Case, Finding
 from conformance.draw import Draw
 from conformance.judge import Expected
 from conformance.kernels import attention_cases, attention_relations
-from conformance.kernels.attention_expect import attend, expected
+from conformance.kernels.attention_expect import as_stored, attend, expected
 from conformance.kernels.attention_inputs import EXACT, MAX_RANDOM_SEQS, MAX_RANDOM_TOKENS, make_scene
 from conformance.kernels.attention_scene import Scene, Stage
 from conformance.row_exam import Inputs, Outputs, RowExam
@@ -52,7 +52,7 @@ class PagedExam(RowExam):
         scene: Scene = inputs["scene"]
         o, lse = expected(scene, outputs["stored_k"], outputs["stored_v"], exactly=case.family in EXACT)
         names = [name for name in outputs if not name.startswith("stored")]
-        return {name: lse if name.startswith("lse") else o for name in names}
+        return {**as_stored(scene, outputs), **{name: lse if name.startswith("lse") else o for name in names}}
 
 
 class AttnPagedExam(PagedExam):
@@ -96,12 +96,12 @@ class AttnPlanExam(PagedExam):
         outputs: Outputs = {}
         for told, plan in (*plans.items(), ("another layer", plans["exact lengths"])):
             outputs |= zip((f"o, {told}", f"lse, {told}"), stage.attend(plan), strict=False)
-        return outputs | dict(zip(("stored_k", "stored_v"), stage.stored(), strict=True))
+        return outputs | stage.stored()
 
     def relations(self, case: Case, inputs: Inputs, outputs: Outputs, bench: Bench) -> list[Finding]:
-        if case.family != "static":
-            return []
-        return attention_relations.same_shapes(inputs["scene"], bench)
+        if case.family == "static":
+            return attention_relations.same_shapes(inputs["scene"], bench)
+        return attention_relations.shortened(inputs["scene"], bench)
 
 
 EXAMS: tuple[RowExam, ...] = (AttnPlanExam(), AttnPagedExam())

@@ -14,7 +14,7 @@ PAGE, SIZE = 16, 64
 MIXED: dict[str, Value] = {"queries": (1, 30, 1, 17, 4, 1), "lens": (40, 30, 16, 50, 21, 33)}
 """Decode, whole prompts, chunks of prompts and drafts to verify, in one step."""
 
-_HEADS = ((1, 1), (2, 2), (9, 3), (7, 1), (8, 1), (8, 2), (14, 2), (16, 2))
+_HEADS = ((1, 1), (2, 2), (9, 3), (7, 1), (8, 1), (8, 2), (14, 2), (16, 2), (32, 8), (32, 2))
 _SIZES = (16, 32, 80, 96, 128, 192, 256)
 _PAGES = (8, 32, 64, 128)
 
@@ -103,6 +103,7 @@ def _tables(dtype: str) -> Iterator[Case]:
 def _exact(dtype: str) -> Iterator[Case]:
     yield _case("selector", dtype, **MIXED)
     yield _case("selector", dtype, **MIXED, page=64, heads=(8, 1))
+    yield _case("selector", dtype, queries=(1, 9), lens=(20, 9), heads=(32, 8))
     yield _case("selector", dtype, d=128, heads=(4, 4), queries=(1, 20, 1, 64), lens=(17, 60, 1000, 64))
     for window in (PAGE - 1, PAGE, PAGE + 1):
         yield _case("selector", dtype, **MIXED, window=window)

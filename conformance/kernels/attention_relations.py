@@ -102,7 +102,7 @@ def _parts_alike(
 
 def _parts(scene: Scene, cut: Callable[[int], list[int]]) -> Iterator[tuple[Scene, slice]]:
     """Steps with a part of one sequence's queries each, and where these tokens are in the whole step."""
-    for s, (queries, n) in enumerate(zip(scene.query_lens, scene.kv_lens, strict=True)):
+    for s, (queries, n) in enumerate(_sequences(scene)):
         done = 0
         for count in cut(queries):
             tokens = slice(scene.starts[s] + done, scene.starts[s] + done + count)
@@ -112,6 +112,22 @@ def _parts(scene: Scene, cut: Callable[[int], list[int]]) -> Iterator[tuple[Scen
                 replace(scene, q=scene.q[tokens], table=scene.table[s : s + 1], query_lens=(count,), kv_lens=lens),
                 tokens,
             )
+
+
+def shortened(scene: Scene, bench: Bench) -> list[Finding]:
+    """The same shapes and pages, with as few tokens as these pages may hold: lengths are not remembered.
+
+    Not with a window, which then reaches pages that were given back.
+    """
+    if scene.window is not None:
+        return []
+    lens = (max(queries, 1 + (n - 1) // scene.page * scene.page) if n else 0 for queries, n in _sequences(scene))
+    other = replace(scene, kv_lens=tuple(lens))
+    return _within(other, attend(other, bench), "fewer tokens")
+
+
+def _sequences(scene: Scene) -> Iterator[tuple[int, int]]:
+    return zip(scene.query_lens, scene.kv_lens, strict=True)
 
 
 def _memory(scene: Scene, outputs: Outputs, bench: Bench) -> list[Finding]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from conformance.draw import Draw
+from conformance.kernels.pool import WRITE_TOKENS
 from conformance.target import Bench
 from core.engine.pack import HostLengths
 from core.kernels.dtypes import DTYPE_NAMES
@@ -26,9 +27,6 @@ Ints = npt.NDArray[np.int64]
 
 EXTRA_PAGES = 3
 """Pages of nobody in the pool; and columns of a block table past the longest sequence."""
-
-WRITE_TOKENS = 1024
-"""Entries written by one call: no more than a step has tokens."""
 
 BOUND_SLACK = 3
 """By how much lengths on the host are too long where they are bounds."""
@@ -135,10 +133,10 @@ class Stage:
     def __init__(self, scene: Scene, bench: Bench) -> None:
         self._scene, self._bench = scene, bench
         size, page = scene.k.shape[2], scene.page
-        layout = bench.bind("kv_layout")(
+        self._layout = bench.bind("kv_layout")(
             num_kv_heads=scene.k.shape[1], head_size=size, page_tokens=page, dtype=DTYPE_NAMES[scene.k.dtype]
         )
-        self.planes = bench.planes(layout, scene.num_pages)
+        self.planes = bench.planes(self._layout, scene.num_pages)
         write = bench.bind("kv_write", page_tokens=page)
         for first in range(0, len(scene.slots), WRITE_TOKENS):
             part = slice(first, first + WRITE_TOKENS)
@@ -170,6 +168,8 @@ class Stage:
         got = kernel(self._bench.put("q", wide)[:, :num_heads], self.planes, plan)
         return [self._bench.get(x) for x in (got if scene.want_lse else (got,))]
 
-    def stored(self) -> list[torch.Tensor]:
-        """Keys and values of every sequence as they are kept: each [S, B, page, Hkv, D]."""
-        return [self._bench.get(x) for x in self._bench.bind("kv_gather")(self.planes, self._table)]
+    def stored(self) -> dict[str, torch.Tensor]:
+        """Keys and values of every sequence as they are kept, [S, B, page, Hkv, D]; and how exactly, as declared."""
+        k, v = (self._bench.get(x) for x in self._bench.bind("kv_gather")(self.planes, self._table))
+        error = torch.tensor([self._layout.kv_error], dtype=torch.float64)
+        return {"stored_k": k, "stored_v": v, "stored_error": error}

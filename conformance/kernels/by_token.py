@@ -18,6 +18,9 @@ from conformance.target import Bench
 from core.plugin.facts import DTYPES, Need, Support
 
 NUM_REPEATS = 100
+MANY_TIMES = 1000
+"""So that what goes wrong once in some hundred calls is seen."""
+
 NUM_RANDOM = 3
 NUM_ALONE = 12
 
@@ -32,7 +35,8 @@ class ByToken(RowExam):
     """A row whose inputs `tokens` and outputs have tokens along their first axis.
 
     A case of family "invariant" asks whether a token's bits depend on the rest of the step; "races" asks NUM_REPEATS
-    times; "normal" asks whether inputs doubled by `doubled` give outputs `doubling` doubled, and the others as before.
+    times, or `times`; "normal" asks whether inputs doubled by `doubled` give outputs `doubling` doubled, and the others
+    as before.
     """
 
     tokens: tuple[str, ...] = ("x",)
@@ -57,7 +61,7 @@ class ByToken(RowExam):
 
     def _repeated(self, case: Case, inputs: Inputs, outputs: Outputs, bench: Bench) -> list[Finding]:
         found = []
-        for _ in range(NUM_REPEATS - self.repeats):
+        for _ in range(case.get("times", NUM_REPEATS) - self.repeats):
             again = self.call(case, inputs, bench)
             found += [same_bits(f"{name}, repeated", outputs[name], again[name]) for name in outputs]
         return found

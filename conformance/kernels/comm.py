@@ -26,7 +26,7 @@ from conformance.target import Bench, Host, Target
 from core.plugin.facts import DTYPES, Need
 
 PAIR, OTHERS, THREE = (0, 1), (1, 2), (0, 1, 2)
-LARGE = 1 << 18  # elements; 1 MB in float32
+LARGE = (1 << 18) + 3  # elements: 1 MB in float32, and no multiple of anything
 
 
 class CommExam(RowExam):
@@ -123,13 +123,13 @@ class AllReduceExam(CommExam):
             yield Case.of(self.row, "race", ranks=THREE, dtype=dtype, shape=(900,), repeats=20)
         for dtype in DTYPES:
             for members in (PAIR, THREE):
-                yield Case.of(self.row, "scaled", ranks=members, dtype=dtype, shape=(500,))
+                yield Case.of(self.row, "scaled", ranks=members, dtype=dtype, shape=(5003,))
                 yield Case.of(self.row, "rounded", ranks=members, dtype=dtype, shape=(2000,))
-            yield Case.of(self.row, "large", ranks=PAIR, dtype=dtype, shape=(LARGE,))
+                yield Case.of(self.row, "large", ranks=members, dtype=dtype, shape=(LARGE,))
             yield Case.of(self.row, "empty", ranks=PAIR, dtype=dtype, shape=(0,))
 
     def inputs(self, case: Case, draw: Draw) -> Inputs:
-        shape = (draw.integer(1, 3000),) if case.family == "random" else case["shape"]
+        shape = (draw.integer(1, 9000),) if case.family == "random" else case["shape"]
         return summands(draw, case, *shape)
 
     def on_rank(self, case: Case, inputs: Inputs, bench: Bench, group: Any, rank: int) -> Outputs:

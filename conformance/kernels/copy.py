@@ -11,7 +11,7 @@ from conformance.case import Case, Value
 from conformance.draw import Draw
 from conformance.judge import Expected, raw
 from conformance.kernels.moves import MOVED, int32, ints, need_of, numbers, same
-from conformance.kernels.pool import layout_of
+from conformance.kernels.pool import MANY_PAGES, layout_of
 from conformance.oracle import move
 from conformance.row_exam import Inputs, Outputs, RowExam
 from conformance.target import Bench
@@ -49,6 +49,7 @@ class KVCopyExam(_PagesExam):
                 yield Case.of(self.row, "random", **size)
             for page in (16, 64):
                 yield Case.of(self.row, "race", dtype=dtype, page=page, h=1, d=32, pages=16, repeats=100)
+            yield Case.of(self.row, "cycle", dtype=dtype, page=16, h=1, d=32, pages=MANY_PAGES)
 
     def inputs(self, case: Case, draw: Draw) -> Inputs:
         some = [int(page) + 1 for page in draw.permutation(case["pages"] - 1)]
@@ -89,10 +90,12 @@ class KVSwapExam(_PagesExam):
             for page, h, d in _SIZES:
                 for family in ("device", "to_host", "from_host", "same_pages", "one_to_many", "empty", "random"):
                     yield Case.of(self.row, family, dtype=dtype, page=page, h=h, d=d, pages=_PAGES)
+            for family in ("to_host", "from_host"):
+                yield Case.of(self.row, family, dtype=dtype, page=16, h=1, d=32, pages=MANY_PAGES)
 
     def inputs(self, case: Case, draw: Draw) -> Inputs:
         pages = case["pages"]
-        num = draw.integer(1, pages - 2) if case.family == "random" else 5
+        num = draw.integer(1, pages - 2) if case.family == "random" else pages // 2 + 1
         target = draw.permutation(pages - 1)[:num] + 1
         source = draw.permutation(pages + 2)[:num] + 1
         if case.family == "same_pages":

@@ -19,6 +19,9 @@ from conformance.target import Bench
 from core.plugin.device import Event
 from core.plugin.facts import Need
 
+UNDER_WAY = ("together", "backwards")
+"""Families in which all copies are started before one is waited for: in order, and the last one first."""
+
 _MANY = 100
 _LARGE = ((1 << 20) + 3,)  # elements: several MB, and no multiple of a word, line or page
 
@@ -42,6 +45,9 @@ class _CopyExam(RowExam):
                 yield Case.of(self.row, "random", dtype=dtype, number=number, rounds=3)
         for family in ("wait", "synchronize"):
             yield Case.of(self.row, family, dtype="float32", shape=_LARGE, rounds=2)
+        for family in UNDER_WAY:
+            for shape in ((1021,), _LARGE):
+                yield Case.of(self.row, family, dtype="float32", shape=shape, rounds=4)
 
     def inputs(self, case: Case, draw: Draw) -> Inputs:
         shape = (draw.integer(1, 20_000),) if case.family == "random" else case["shape"]
@@ -85,6 +91,8 @@ class H2DExam(_CopyExam):
     may_change = ("target", "kept")
 
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
+        if case.family in UNDER_WAY:
+            return self._under_way(case, inputs["contents"], bench)
         device, contents = bench.target.device, inputs["contents"]
         part, waits = _Part(case, inputs), case.family in ("wait", "race")
         whole = bench.put("target", torch.zeros(part.whole, dtype=contents.dtype))
@@ -110,6 +118,12 @@ class H2DExam(_CopyExam):
                 kept[i].copy_(target)
         return {"kept": bench.get(kept), "rest": part.rest(bench.get(whole))}
 
+    def _under_way(self, case: Case, contents: torch.Tensor, bench: Bench) -> Outputs:
+        device, kept = bench.target.device, bench.put("kept", torch.zeros_like(contents))
+        sources = [device.host_empty(tuple(x.shape), x.dtype).copy_(x) for x in contents]
+        _wait(case, [device.h2d(kept[i], source) for i, source in enumerate(sources)])
+        return {"kept": bench.get(kept), "rest": torch.zeros(1)}
+
 
 class D2HExam(_CopyExam):
     """Device to host. The source is overwritten by work that waits for the event; the host reads at once."""
@@ -118,6 +132,8 @@ class D2HExam(_CopyExam):
     may_change = ("source",)
 
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
+        if case.family in UNDER_WAY:
+            return self._under_way(case, inputs["contents"], bench)
         device, contents = bench.target.device, inputs["contents"]
         part = _Part(case, inputs)
         source = part.of(bench.put("source", torch.zeros(part.whole, dtype=contents.dtype)))
@@ -145,6 +161,17 @@ class D2HExam(_CopyExam):
                 events[i].synchronize()
                 kept[i].copy_(part.of(hosts[i]))
         return {"kept": kept, "rest": torch.cat([part.rest(whole) for whole in hosts])}
+
+    def _under_way(self, case: Case, contents: torch.Tensor, bench: Bench) -> Outputs:
+        device, there = bench.target.device, bench.put("contents", contents)
+        hosts = [device.host_empty(tuple(x.shape), x.dtype) for x in contents]
+        _wait(case, [device.d2h(host, there[i]) for i, host in enumerate(hosts)])
+        return {"kept": torch.stack(hosts), "rest": torch.zeros(1)}
+
+
+def _wait(case: Case, events: list[Event]) -> None:
+    for event in events[:: -1 if case.family == "backwards" else 1]:
+        event.synchronize()
 
 
 EXAMS: tuple[RowExam, ...] = (H2DExam(), D2HExam())

@@ -11,14 +11,23 @@ from conformance.bounds import LARGEST
 from conformance.case import Case
 from conformance.draw import Draw, Floats, exact, stored
 from conformance.judge import Expected
-from conformance.kernels.by_token import RMS_DTYPES, VIEWS, ByToken, claimed, laid, random_cases, with_dtypes
+from conformance.kernels.by_token import (
+    MANY_TIMES,
+    RMS_DTYPES,
+    VIEWS,
+    ByToken,
+    claimed,
+    laid,
+    random_cases,
+    with_dtypes,
+)
 from conformance.oracle import elementwise
 from conformance.row_exam import Inputs, Outputs
 from conformance.target import Bench
 from core.plugin.facts import Support
 
 _SIZES = ((70, 64), (3, 577), (33, 1536))
-_EDGES = ((0, 64), (1, 1), (300, 7))
+_EDGES = ((0, 64), (1, 1), (300, 7), (1100, 24), (3, 1537), (2, 8193))
 
 
 def _size(case: Case, draw: Draw) -> tuple[int, int]:
@@ -49,6 +58,7 @@ class ActMulExam(ByToken):
             cases += [Case.of(self.row, "invariant", rows=13, k=577, act=act)]
             cases += random_cases(self.row, rows=69, k=1500, act=act)
         cases += [Case.of(self.row, "races", rows=64, k=500, act="silu")]
+        cases += [Case.of(self.row, "races", rows=9, k=130, act="silu", times=MANY_TIMES)]
         yield from with_dtypes(cases)
 
     def claims(self, support: Support) -> Iterator[Case]:
@@ -104,6 +114,7 @@ class ScaleAddExam(ByToken):
         cases += [Case.of(self.row, f, rows=9, k=k, scale=0.3) for f in VIEWS for k in (128, 33)]
         cases += [Case.of(self.row, "invariant", rows=13, k=577, scale=0.3)]
         cases += [Case.of(self.row, "races", rows=64, k=500, scale=0.3)]
+        cases += [Case.of(self.row, "races", rows=9, k=130, scale=0.3, times=MANY_TIMES)]
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=1500, scale=0.3))
 
     def claims(self, support: Support) -> Iterator[Case]:
@@ -155,6 +166,7 @@ class SoftcapExam(ByToken):
         cases += [Case.of(self.row, f, rows=9, k=k, cap=20.0) for f in VIEWS for k in (128, 33)]
         cases += [Case.of(self.row, "invariant", rows=13, k=577, cap=20.0)]
         cases += [Case.of(self.row, "races", rows=64, k=500, cap=20.0)]
+        cases += [Case.of(self.row, "races", rows=9, k=130, cap=20.0, times=MANY_TIMES)]
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=1500, cap=20.0))
 
     def claims(self, support: Support) -> Iterator[Case]:

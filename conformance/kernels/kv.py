@@ -16,6 +16,7 @@ from conformance.draw import Draw, from_bits
 from conformance.judge import Expected, raw, same_bits
 from conformance.kernels.moves import int32, ints
 from conformance.kernels.pool import (
+    MANY_PAGES,
     MAX_CLAIMED_TOKENS,
     SHAPES,
     SIZES,
@@ -102,6 +103,9 @@ class KVWriteExam(PoolExam):
             yield from self.sized("race", dtype, [(16 if dtype == "float16" else 64, 1, 16)], t=60, repeats=100)
             for number in range(3):
                 yield from self.sized("random", dtype, SIZES[:2], number=number)
+            for family in ("far", "payload"):
+                yield from self.sized(family, dtype, SIZES[:1], pages=MANY_PAGES, t=40)
+            yield from self.sized("long", dtype, [(16, 1, 16)], pages=100, t=1100, claimed=1100)
 
     def claims(self, support: Support) -> Iterator[Case]:
         for case in super().claims(support):
@@ -196,6 +200,7 @@ class KVGatherExam(PoolExam):
             yield from self.sized("payload", dtype, SIZES, shape=(5,))
             yield from self.sized("worst", dtype, SIZES, shape=(5,))
             yield from self.sized("shapes", dtype, SHAPES, shape=(1, 2))
+            yield from self.sized("far", dtype, SIZES[:1], shape=(3, 40), pages=MANY_PAGES)
 
     def claims(self, support: Support) -> Iterator[Case]:
         return (Case(c.row, c.family, {**c.params, "shape": (2, 3)}) for c in super().claims(support))

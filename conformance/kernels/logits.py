@@ -28,6 +28,7 @@ class LogitsExam(RowExam):
             for family in _SCALES:
                 for num, size in _SIZES:
                     yield Case.of(self.row, family, dtype=dtype, rows=num, vocab=size)
+            yield Case.of(self.row, "normal", dtype=dtype, rows=2, vocab=151936)
             yield Case.of(self.row, "masked", dtype=dtype, rows=5, vocab=300)
             yield Case.of(self.row, "offset", dtype=dtype, rows=6, vocab=300)
             yield Case.of(self.row, "ties", dtype=dtype, rows=5, vocab=300)
@@ -57,19 +58,27 @@ class PenalizeExam(LogitsExam):
 
     row = "penalize"
 
+    def cases(self) -> Iterator[Case]:
+        yield from super().cases()
+        for dtype in DTYPES:
+            yield Case.of(self.row, "long", dtype=dtype, rows=4, vocab=151936)
+            yield Case.of(self.row, "often", dtype=dtype, rows=4, vocab=300)
+
     def inputs(self, case: Case, draw: Draw) -> Inputs:
         logits = self.logits(case, draw)
         num, size = logits.shape
-        history = draw.integers(0, min(size, 60), num, 48)  # few ids, so that many come again
-        lengths = draw.integers(0, 49, num)
-        history[np.arange(48) >= lengths[:, None]] = -1
+        width = 3000 if case.family in ("long", "often") else 48
+        ids = size if case.family == "long" else min(size, 60)  # few, so that many come again
+        history = draw.integers(0, ids, num, width)
+        lengths = draw.integers(0 if width == 48 else 2000, width + 1, num)
+        history[np.arange(width) >= lengths[:, None]] = -1
         factors = np.stack([0.5 + 1.5 * draw.uniform(num), 4 * draw.uniform(num) - 2, 4 * draw.uniform(num) - 2])
         factors[:, ::3] = np.array([[1.0], [0.0], [0.0]])  # rows that ask for nothing
         repetition, frequency, presence = (torch.from_numpy(f).float() for f in factors)
         return {
             "logits": logits,
             "history": torch.from_numpy(history).int(),
-            "num_prompt": torch.from_numpy(np.minimum(draw.integers(0, 49, num), lengths)).int(),
+            "num_prompt": torch.from_numpy(np.minimum(draw.integers(0, width + 1, num), lengths)).int(),
             "repetition": repetition,
             "frequency": frequency,
             "presence": presence,
@@ -92,7 +101,7 @@ class PenalizeExam(LogitsExam):
         )
         # One rounding each for the quotient, the product and the two differences.
         size = np.abs(np.where(np.isfinite(logits), logits, 0)) * np.maximum(repetition, 1 / repetition)[:, None]
-        terms = size + 48 * np.abs(frequency)[:, None] + np.abs(presence)[:, None]
+        terms = size + inputs["history"].shape[1] * np.abs(frequency)[:, None] + np.abs(presence)[:, None]
         bound = np.where(y == logits, 0.0, 4 * W * terms + eta("float32"))
         return {"y": Expected(value=y, bound=bound, dtype="float32", rms=False)}
 

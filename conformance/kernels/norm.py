@@ -13,6 +13,7 @@ from conformance.case import Case
 from conformance.draw import Draw, Floats, exact, stored
 from conformance.judge import Expected
 from conformance.kernels.by_token import (
+    MANY_TIMES,
     RMS_DTYPES,
     VIEWS,
     ByToken,
@@ -36,6 +37,7 @@ _SPREAD = 1.37
 """Not near a power of two: a row whose rms is nearly 1 keeps its rounded numbers, and all are off to the same side."""
 
 _EPS = (1e-5, 1e-6, 1e-3)
+_EDGES = ((0, 64), (1, 1), (300, 2), (1, 8192), (1100, 24), (3, 1537))
 
 
 def _draw_x(case: Case, draw: Draw, *shape: int) -> Floats:
@@ -76,12 +78,13 @@ class RMSNormExam(ByToken):
         families = ("normal", "small", "large", "zeros", "tiny", "huge", "offset_mean", "spike", "weights")
         cases = [Case.of(self.row, f, rows=r, k=k, eps=1e-5) for f in families for r, k in sizes]
         cases += [Case.of(self.row, "small", rows=7, k=300, eps=eps) for eps in (1e-6, 1e-3)]
-        cases += [Case.of(self.row, "edge", rows=r, k=k, eps=1e-6) for r, k in ((0, 64), (1, 1), (300, 2), (1, 8192))]
+        cases += [Case.of(self.row, "edge", rows=r, k=k, eps=1e-6) for r, k in _EDGES]
         cases += [Case.of(self.row, f, rows=9, k=k, eps=1e-5) for f in VIEWS for k in (128, 321)]
         cases += [Case.of(self.row, "heads", rows=11, k=k, heads=3, eps=1e-6) for k in (64, 80)]
         cases += [Case.of(self.row, "poison", rows=6, k=200, eps=1e-5)]
         cases += [Case.of(self.row, "invariant", rows=r, k=k, eps=1e-5) for r, k in ((13, 576), (70, 2049))]
         cases += [Case.of(self.row, "races", rows=64, k=1000, eps=1e-5)]
+        cases += [Case.of(self.row, "races", rows=9, k=130, eps=1e-5, times=MANY_TIMES)]
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=3000))
 
     def claims(self, support: Support) -> Iterator[Case]:
@@ -136,11 +139,12 @@ class AddRMSNormExam(ByToken):
         sizes = ((70, 64), (33, 577), (9, 2880))
         families = ("normal", "small", "large", "zeros", "cancel", "midpoint", "weights", "parts")
         cases = [Case.of(self.row, f, rows=r, k=k, eps=1e-5) for f in families for r, k in sizes]
-        cases += [Case.of(self.row, "edge", rows=r, k=k, eps=1e-6) for r, k in ((0, 64), (1, 1), (300, 2))]
+        cases += [Case.of(self.row, "edge", rows=r, k=k, eps=1e-6) for r, k in _EDGES]
         cases += [Case.of(self.row, f, rows=9, k=k, eps=1e-5) for f in (*VIEWS, "joined") for k in (128, 321)]
         cases += [Case.of(self.row, "poison", rows=6, k=200, eps=1e-5)]
         cases += [Case.of(self.row, "invariant", rows=r, k=k, eps=1e-5) for r, k in ((13, 576), (70, 2049))]
         cases += [Case.of(self.row, "races", rows=64, k=1000, eps=1e-5)]
+        cases += [Case.of(self.row, "races", rows=9, k=130, eps=1e-5, times=MANY_TIMES)]
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=3000))
 
     def claims(self, support: Support) -> Iterator[Case]:

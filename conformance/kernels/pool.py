@@ -23,8 +23,11 @@ SIZES = ((16, 2, 64), (64, 1, 32), (64, 2, 16))
 """Page tokens, heads, head size: of most cases."""
 
 SHAPES = ((8, 1, 16), (16, 3, 80), (16, 4, 96), (32, 1, 192), (64, 2, 64), (64, 1, 256), (128, 1, 64))
-PAGES = 5
+PAGES, MANY_PAGES = 5, 300
 MAX_CLAIMED_TOKENS = 1 << 16
+
+WRITE_TOKENS = 1024
+"""Entries that a pool is filled with by one call: no more than a step has tokens."""
 
 NORMAL_MIN = 2.0**-126
 """The smallest normal float32: what arithmetic on codes and scales loses below it is not counted."""
@@ -71,9 +74,10 @@ class Pool:
         rows = content.flatten(1, 2)
         if len(slots) < rows.shape[1]:
             rows = rows[:, torch.from_numpy(slots - page)]
-        names = (f"{self._name}_{part}" for part in ("k", "v"))
-        k, v = (self._bench.put(name, x) for name, x in zip(names, rows, strict=True))
-        self.write(k, v, self._bench.put(f"{self._name}_slots", int32(slots)))
+        for first in range(0, max(1, len(slots)), WRITE_TOKENS):
+            part = slice(first, first + WRITE_TOKENS)
+            k, v = (self._bench.put(f"{self._name}_{of}", x[part]) for of, x in zip("kv", rows, strict=True))
+            self.write(k, v, self._bench.put(f"{self._name}_slots", int32(slots[part])))
 
     def read(self, name: str = "") -> Outputs:
         """Keys and values of every page but page 0."""

@@ -23,7 +23,8 @@ from core.plugin.facts import DTYPES, Need
 _SIZES = ((64, 5), (64, 300))
 """Rows and vocabulary."""
 
-_LARGE = (2, 49152)
+_LARGE = ((2, 49152), (2, 151936))
+"""The second is more than 16 bits count."""
 
 _PARAMS = ("temperature", "top_k", "top_p", "seed", "counter")
 _FAMILIES = ("plain", "top_k", "top_p", "both", "peaky", "flat", "ties", "mixed")
@@ -40,8 +41,10 @@ class SampleExam(RowExam):
                 for family in _FAMILIES:
                     yield Case.of(self.row, family, dtype=dtype, rows=num, vocab=size)
                 yield Case.of(self.row, "greedy", dtype=dtype, rows=num, vocab=size)
-            for family in ("plain", "both", "greedy"):
-                yield Case.of(self.row, family, dtype=dtype, rows=_LARGE[0], vocab=_LARGE[1])
+            for num, size in _LARGE:
+                for family in ("plain", "both", "greedy", "last"):
+                    yield Case.of(self.row, family, dtype=dtype, rows=num, vocab=size)
+            yield Case.of(self.row, "last", dtype=dtype, rows=7, vocab=300)
             yield Case.of(self.row, "seeds", dtype=dtype, rows=500, vocab=97)
             yield Case.of(self.row, "broken", dtype=dtype, rows=12, vocab=300)
             yield Case.of(self.row, "edge", dtype=dtype, rows=7, vocab=1)
@@ -73,8 +76,8 @@ class SampleExam(RowExam):
             given["top_p"] = 0.02 + 0.98 * draw.uniform(num)
         if case.family == "both":
             given["top_k"] = np.maximum(given["top_k"], 1)  # so that the kernel need not sort whole rows
-        if case.family in ("mixed", "greedy"):
-            given["temperature"][:: 1 if case.family == "greedy" else 3] = 0
+        if case.family in ("mixed", "greedy", "last"):
+            given["temperature"][:: {"greedy": 1, "last": 2, "mixed": 3}[case.family]] = 0
         if case.family == "seeds":
             _vary_one_at_a_time(given, logits)
         by_p_alone = (given["top_p"] < 1) & (given["top_k"] <= 0)
@@ -116,6 +119,8 @@ def _logits(family: str, draw: Draw, num: int, size: int) -> Floats:
         logits *= 1e-3
     elif family in ("ties", "greedy"):
         logits = np.round(logits)
+    elif family == "last":  # nearly always drawn
+        logits[:, -1] = 60
     return logits
 
 

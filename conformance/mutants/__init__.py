@@ -30,6 +30,7 @@ _MODULES = (
     "device",
     "comm",
     "messages",
+    "few_try",
 )
 
 

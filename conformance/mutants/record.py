@@ -18,6 +18,8 @@ from core.plugin.identity import digest_of, hashes
 
 PATH = Path(__file__).parent / "score.json"
 
+_JUDGES = ("bounds", "case", "draw", "exam", "judge", "ranks", "row_exam", "target")
+
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`checks_sha256`: of the files that judge."""
@@ -29,8 +31,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def checks_sha256() -> str:
     """Of everything that decides about a kernel: cases, oracles, bounds and the judge."""
     here = identity.HERE
-    files = [*here.glob("*.py"), *(here / "kernels").glob("*.py"), *(here / "oracle").glob("*.py")]
-    return digest_of(hashes(here, files))
+    judges = [here / f"{name}.py" for name in _JUDGES]
+    return digest_of(hashes(here, [*judges, *(here / "kernels").glob("*.py"), *(here / "oracle").glob("*.py")]))
 
 
 def catalogue_sha256() -> str:
