@@ -20,6 +20,9 @@ class SystemClock:
         return time.monotonic()
 
 
+SYSTEM = SystemClock()
+
+
 class ManualClock:
     """A clock that moves only when told to."""
 

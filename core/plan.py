@@ -57,11 +57,21 @@ class Plan:
         return [(name, _show(getattr(self, name)), self.decided_by.get(name, "")) for name in names]
 
 
+def _with_padding(buckets: tuple[int, ...]) -> str:
+    """Bucket sizes, and which part of a step is padding if each size up to the largest is as likely."""
+    if not buckets:
+        return "any"
+    shares = [1 - size / next(b for b in buckets if size <= b) for size in range(1, buckets[-1] + 1)]
+    mean, most = sum(shares) / len(shares), max(shares)
+    return f"{', '.join(map(str, buckets))} (padding {mean:.0%} on average, {most:.0%} at most)"
+
+
 def _show(value: object) -> str:
     if isinstance(value, ShapePolicy):
         if value.dynamic:
             return "any"
-        return f"tokens {value.tokens}, sequences {value.seqs}, blocks {value.blocks}"
+        sizes = (("tokens", value.tokens), ("sequences", value.seqs), ("blocks", value.blocks))
+        return "; ".join(f"{what} {_with_padding(buckets)}" for what, buckets in sizes)
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "not known before weights are loaded"
     return str(value)

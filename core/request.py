@@ -19,8 +19,17 @@ MAX_LOGPROBS = 20
 MAX_BIAS = 1024
 MAX_STRUCTURED_CHARS = 1 << 18
 
-_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
-_JSON_KINDS = ("json_schema", "choice", "structural_tag")
+_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "calls")
+_JSON_KINDS = ("json_schema", "choice", "structural_tag", "calls")
+
+
+class Prelude(msgspec.Struct, frozen=True):
+    """Free text before a form, such as a model's reasoning: it starts with `begin`, ends with the first `end`, and the
+    form follows after `gap`."""
+
+    begin: str
+    end: str
+    gap: str = ""
 
 
 class Structured(msgspec.Struct, frozen=True):
@@ -33,10 +42,15 @@ class Structured(msgspec.Struct, frozen=True):
            grammar          text is a grammar, Lark or GBNF
            structural_tag   text is {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in
                             which a trigger starts the `begin` of a structure, JSON by its schema and its `end`
+           calls            calls of functions as some model writes them: text is {"open", "begins", "head", "middle",
+                            "close", "separator", "end", "functions": [{"name", "schema"}, ...], "required",
+                            "parallel"}, which `core.engine.calls` reads
+    after  what comes before the form; None: nothing
     """
 
     kind: str
     text: str = ""
+    after: Prelude | None = None
 
     def check(self) -> None:
         """What can be seen without compiling. Raises: RequestError."""
@@ -44,6 +58,8 @@ class Structured(msgspec.Struct, frozen=True):
             raise _outside("structured", f"of kind {self.kind!r}", f"one of {', '.join(_KINDS)}")
         if len(self.text) > MAX_STRUCTURED_CHARS:
             raise _outside("structured", f"{len(self.text)} characters", f"at most {MAX_STRUCTURED_CHARS}")
+        if self.after is not None and not self.after.end:
+            raise _outside("structured", "of a form after text without an end", "after text with one")
         if (not self.text) != (self.kind == "json_object"):
             raise _outside("structured", f"{self.kind} with text {self.text[:20]!r}", "empty for json_object alone")
         if self.kind not in _JSON_KINDS:
@@ -84,6 +100,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs     the same for the tokens of the prompt
     structured          the form that the output must have; it ends where nothing can follow, and ids that end it
                         are only drawn where the form is complete
+    include_stop_str_in_output   what stopped the output, string or id, is part of its text
+    skip_special_tokens          special tokens are not part of the text
     """
 
     n: int = 1
@@ -106,6 +124,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured: Structured | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError naming the field, its value and its limit."""
@@ -227,6 +247,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs        of new_ids, where asked for
     prompt_logprobs of prompt tokens from the second on, as far as steps have computed them since the last output
     embedding       where that was asked for: float32, little-endian; it comes with finish_reason "stop" and no ids
+    admitted_s      in the first output: when the request left the queue, on the machine's monotonic clock
     """
 
     request_id: str
@@ -239,6 +260,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: list[Logprobs] = msgspec.field(default_factory=list)
     refused: bool = False
     embedding: bytes = b""
+    admitted_s: float = 0.0
 
 
 def new_request_id(kind: str) -> str:

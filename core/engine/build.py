@@ -183,8 +183,13 @@ def describe(config: EngineConfig) -> Plan:
     return assemble(config).plan
 
 
-def open_runner(assembly: Assembly, config: EngineConfig, progress: Progress | None = None) -> Runner:
-    """Load weights, decide the number of KV pages, allocate them. Call it on the device's launch thread."""
+def open_runner(
+    assembly: Assembly, config: EngineConfig, progress: Progress | None = None, *, eager: bool = False
+) -> Runner:
+    """Load weights, decide the number of KV pages, allocate them. Call it on the device's launch thread.
+
+    eager   steps run as they are, also on a device that compiles
+    """
     a = assembly
     notes = list(a.plan.notes)
     if not a.facts.uses_weights:
@@ -197,11 +202,30 @@ def open_runner(assembly: Assembly, config: EngineConfig, progress: Progress | N
         with a.device.loading():
             weights = load.load(a.builder.params)
         notes += load.notes(a.builder.params)
+    compiles = not eager and not a.facts.shapes.dynamic
+    if compiles:
+        weights = _kept(a.device, weights)
     plan = replace(a.plan, notes=tuple(notes))
     plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
-    kv = [_planes(a, g, pages) for g, pages in enumerate(plan.num_kv_blocks)]
+    kv = [_planes(a, g, pages, compiles) for g, pages in enumerate(plan.num_kv_blocks)]
     blocks = -(-plan.max_model_len // plan.page_tokens)
-    return Runner(a.device, a.where, plan, a.step, weights, kv, max_blocks=blocks, vocab_size=a.vocab_size)
+    return Runner(
+        a.device, a.where, plan, a.step, weights, kv, max_blocks=blocks, vocab_size=a.vocab_size, compiles=compiles
+    )
+
+
+def _kept(device: Device, weights: dict[str, Any]) -> dict[str, Any]:
+    """Each weight as the device keeps it, one after another: what several names share is kept once."""
+    names: dict[int, list[str]] = {}
+    for name, weight in weights.items():
+        names.setdefault(id(weight), []).append(name)
+    kept = {}
+    for same in names.values():
+        weight = device.keep(weights[same[0]])
+        for name in same:
+            kept[name] = weight
+            del weights[name]
+    return kept
 
 
 def _free_bytes(a: Assembly) -> int:
@@ -215,12 +239,14 @@ def _free_bytes(a: Assembly) -> int:
     return int(least.item()) // (size if a.facts.host_memory else 1)
 
 
-def _planes(a: Assembly, group: int, num_pages: int) -> list[Planes]:
+def _planes(a: Assembly, group: int, num_pages: int, compiles: bool) -> list[Planes]:
     layout = a.layouts[group]
     dtypes = [TORCH_DTYPES[plane.dtype] for plane in layout.planes]
+    keep = a.device.keep if compiles else lambda plane: plane
     return [
         tuple(
-            a.device.empty(shape, dtype, a.where) for shape, dtype in zip(layout.shapes(num_pages), dtypes, strict=True)
+            keep(a.device.empty(shape, dtype, a.where))
+            for shape, dtype in zip(layout.shapes(num_pages), dtypes, strict=True)
         )
         for _ in range(a.groups[group].num_layers)
     ]

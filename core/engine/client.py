@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from core.clock import Clock, SystemClock
+from core.clock import SYSTEM, Clock
 from core.config import EngineConfig
 from core.engine.front import ReadyInfo
 from core.engine.messages import (
@@ -49,10 +49,10 @@ OnFailure = Literal["exit", "restart"]
 class EngineClient:
     """One engine process. Made by `start`."""
 
-    def __init__(self, config: EngineConfig, on_failure: OnFailure, clock: Clock | None = None) -> None:
-        self._config = config
-        self._on_failure = on_failure
-        self._clock = clock or SystemClock()
+    def __init__(
+        self, config: EngineConfig, on_failure: OnFailure, clock: Clock = SYSTEM, json_logs: bool = False
+    ) -> None:
+        self._config, self._on_failure, self._clock, self._json_logs = config, on_failure, clock, json_logs
         self._streams: dict[str, asyncio.Queue[SequenceOutput]] = {}
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
         self._num_inspections = 0
@@ -70,9 +70,9 @@ class EngineClient:
         self.failed = asyncio.Event()
 
     @classmethod
-    async def start(cls, config: EngineConfig, on_failure: OnFailure = "exit") -> EngineClient:
+    async def start(cls, config: EngineConfig, on_failure: OnFailure = "exit", json_logs: bool = False) -> EngineClient:
         """Start an engine and wait until it is ready. Raises: CoreError of the kind that stopped it."""
-        client = cls(config, on_failure)
+        client = cls(config, on_failure, json_logs=json_logs)
         try:
             await client._launch()
         except BaseException:
@@ -147,12 +147,22 @@ class EngineClient:
         finally:
             del self._inspections[number]
 
+    def fail(self, reason: str) -> None:
+        """Tell everyone who waits for the engine that it is down, and take nothing more."""
+        self._why_down = reason
+        self._down.set()
+        for request_id, queue in self._streams.items():
+            queue.put_nowait(SequenceOutput(request_id, [], "error", error=reason))
+        for answer in self._inspections.values():
+            if not answer.done():
+                answer.set_exception(DeviceError(reason))
+
     async def stop(self) -> None:
         """End the engine process and free everything."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail(self._why_down or "the engine is being stopped")
+        self.fail(self._why_down or "the engine is being stopped")
         await self._end_process()
         self._context.destroy(linger=0)
         self._folder.cleanup()
@@ -193,7 +203,7 @@ class EngineClient:
         """Start the process on fresh pipes and wait for its first word."""
         self._generation += 1
         stem = f"ipc://{self._folder.name}/{self._generation}"
-        start = Start(self._config_of_launch(), f"{stem}.requests", f"{stem}.replies")
+        start = Start(self._config_of_launch(), f"{stem}.requests", f"{stem}.replies", self._json_logs)
         self._requests: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
         self._replies: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._requests.bind(start.requests)
@@ -241,7 +251,7 @@ class EngineClient:
     async def _watch(self) -> None:
         """Serve one process after another, until one fails for good."""
         while True:
-            self._fail(await self._serve_until_end())
+            self.fail(await self._serve_until_end())
             if self._on_failure == "exit":
                 self.failed.set()
                 return
@@ -288,13 +298,3 @@ class EngineClient:
                     answer.set_result(message.snapshot)
             elif isinstance(message, Failed):
                 raise message.error()
-
-    def _fail(self, reason: str) -> None:
-        """Tell everyone who waits for the engine that it is down."""
-        self._why_down = reason
-        self._down.set()
-        for request_id, queue in self._streams.items():
-            queue.put_nowait(SequenceOutput(request_id, [], "error", error=reason))
-        for answer in self._inspections.values():
-            if not answer.done():
-                answer.set_exception(DeviceError(reason))

@@ -37,13 +37,20 @@ class Engine:
     Raises: ConfigError, PluginError when what was asked for cannot be had.
     """
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None, tap: Tap | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        tap: Tap | None = None,
+        compiling: Progress | None = None,
+    ) -> None:
+        """`progress` gets bytes of weights, done and in all; `compiling`, shapes of steps on a device that compiles."""
         with ExitStack() as opened:
             self.profile = _open_profile(config, opened)
             self._publisher = _open_publisher(config, opened)
             if self.profile:
                 tap = self.profile.tap(tap)
-            self._executor, loaded = open_executor(config, progress, tap)
+            self._executor, loaded = open_executor(config, progress, tap, compiling)
             self._opened = opened.pop_all()
         self.plan, groups, formats, vocab_size, self._pooling = loaded
         identity = cache_identity(self.plan, groups, formats)
@@ -99,6 +106,7 @@ class Engine:
             kernels=[(b.row, b.provider, b.reason, b.uses) for b in plan.bindings],
             notes=list(plan.notes),
             pooling=self._pooling,
+            max_num_seqs=plan.max_num_seqs,
         )
 
     def add(self, request: Request) -> None:
@@ -117,7 +125,7 @@ class Engine:
 
     def inspect(self, max_sequences: int = 20) -> Snapshot:
         """What it holds now, with at most so many sequences."""
-        return take_snapshot(self.scheduler, max_sequences)
+        return take_snapshot(self.scheduler, self._executor.runner.compiles, max_sequences)
 
     def step(self, beat: Callable[[], None] | None = None) -> list[SequenceOutput]:
         """One turn. `beat` is called while waiting for the device. May return nothing while there is work.

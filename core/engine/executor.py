@@ -141,7 +141,9 @@ class Executor:
         self._thread.shutdown()
 
 
-def open_executor(config: EngineConfig, progress: Progress | None, tap: Tap | None) -> tuple[Executor, Loaded]:
+def open_executor(
+    config: EngineConfig, progress: Progress | None, tap: Tap | None, compiling: Progress | None
+) -> tuple[Executor, Loaded]:
     """Load a model and be ready to run it. Raises: ConfigError, PluginError, DeviceError."""
     config.check()
     others = OtherRanks(config) if config.tensor_parallel_size > 1 else None
@@ -153,6 +155,7 @@ def open_executor(config: EngineConfig, progress: Progress | None, tap: Tap | No
         ranks = others.join() if others else None
         assembly = assemble(config, ranks, tap)
         runner = open_runner(assembly, config, progress)
+        runner.warm_up(compiling)
         a = assembly
         loaded.append(Loaded(runner.plan, a.groups, a.formats, a.vocab_size, a.source.pooling))
         return runner

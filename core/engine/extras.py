@@ -15,6 +15,7 @@ import torch
 
 from core.engine.rows import Ints, Rows, Wishes
 from core.plugin.device import Device
+from core.request import MAX_BIAS, MAX_LOGPROBS
 
 Floats = npt.NDArray[np.float32]
 
@@ -32,21 +33,39 @@ class Extras:
 
 
 class ExtrasPacker:
-    """Makes the extras of a step."""
+    """Makes the extras of a step.
 
-    def __init__(self, device: Device, where: torch.device, rows: Rows, vocab_size: int) -> None:
+    widest   longest history there can be, where steps are compiled: then extras have one shape, with everything in it
+    """
+
+    def __init__(
+        self, device: Device, where: torch.device, rows: Rows, vocab_size: int, widest: int | None = None
+    ) -> None:
         self._device = device
         self._where = where
         self._rows = rows
         self._vocab_size = vocab_size
+        self._widest = widest
 
-    def pack(self, logit_rows: Ints, positions: Ints, targets: Ints, size: int) -> Extras | None:
+    @property
+    def compiled(self) -> bool:
+        """Whether extras have one shape."""
+        return self._widest is not None
+
+    @property
+    def most_logprobs(self) -> int:
+        """What a request may ask for."""
+        return min(MAX_LOGPROBS, self._vocab_size)
+
+    def pack(self, logit_rows: Ints, positions: Ints, targets: Ints, size: int, masked: bool = False) -> Extras | None:
         """For logit rows with the parameters of these rows, padded to `size`; None when all are plain.
 
         positions   of the ids to be drawn
+        masked      a grammar masks some: with extras that have one shape, that is one of them
         """
         scores = bool((logit_rows == 0).any())
-        if not scores and bool(self._rows.plain[logit_rows].all()):
+        plain = not scores and bool(self._rows.plain[logit_rows].all())
+        if plain and not (masked and self.compiled):
             return None
         wishes = [self._rows.wishes[row] for row in logit_rows] + [Wishes()] * (size - len(logit_rows))
         ids = [self._rows.ids[row] for row in logit_rows] + [np.zeros(0, np.int32)] * (size - len(logit_rows))
@@ -64,7 +83,7 @@ class ExtrasPacker:
     def grammar_mask(self, draws: list[int], words: bytes, size: int) -> torch.Tensor:
         """Bits of what grammars allow, int32 [size, W]: rows of `words` for these draws; all ones for the others."""
         mask = np.full((size, -(-self._vocab_size // 32)), -1, np.int32)
-        mask[draws] = np.frombuffer(words, np.int32).reshape(len(draws), -1)
+        mask[draws] = np.frombuffer(words, np.int32).reshape(len(draws), mask.shape[1])
         return self._copy(mask)
 
     def _copy(self, values: Ints | Floats) -> torch.Tensor:
@@ -81,10 +100,12 @@ class ExtrasPacker:
         if scores:
             asked += [w.request.prompt_logprobs for w in self._rows.wishes if w.request]
         most = max(asked, default=-1)
+        if most >= 0 and self.compiled:
+            return self.most_logprobs
         return most if most >= 0 else None
 
     def _bias(self, wishes: list[Wishes]) -> tuple[torch.Tensor, ...] | None:
-        width = _rounded(max(len(w.bias) for w in wishes))
+        width = MAX_BIAS if self.compiled else _rounded(max(len(w.bias) for w in wishes))
         if not width:
             return None
         ids, values = np.full((len(wishes), width), -1, np.int32), np.zeros((len(wishes), width), np.float32)
@@ -93,7 +114,8 @@ class ExtrasPacker:
         return self._copy(ids), self._copy(values)
 
     def _penalties(self, wishes: list[Wishes], ids: list[Ints]) -> tuple[torch.Tensor, ...] | None:
-        width = _rounded(max(len(seen) if w.penalizes else 0 for w, seen in zip(wishes, ids, strict=True)))
+        seen_most = max(len(seen) if w.penalizes else 0 for w, seen in zip(wishes, ids, strict=True))
+        width = _rounded(seen_most) if self._widest is None else self._widest
         if not width:
             return None
         history = np.full((len(wishes), width), -1, np.int32)
@@ -111,7 +133,8 @@ class ExtrasPacker:
         """Bits of what may be drawn: allowed ids, less ends that come too early, less ids that complete bad words."""
         at = positions.tolist() + [0] * (len(wishes) - len(positions))
         forbidden = [_forbidden(w, seen, position) for w, seen, position in zip(wishes, ids, at, strict=True)]
-        if not any(forbidden) and not any(w.request and w.request.allowed_ids for w in wishes):
+        asked = any(forbidden) or any(w.request and w.request.allowed_ids for w in wishes)
+        if not asked and not self.compiled:
             return None
         bits = np.ones((len(wishes), -(-self._vocab_size // 32) * 32), bool)
         for i, w in enumerate(wishes):
@@ -123,7 +146,7 @@ class ExtrasPacker:
 
     def _min_p(self, wishes: list[Wishes]) -> torch.Tensor | None:
         least = np.array([w.request.min_p if w.request else 0.0 for w in wishes], np.float32)
-        return self._copy(least) if least.any() else None
+        return self._copy(least) if self.compiled or least.any() else None
 
 
 def _forbidden(wishes: Wishes, seen: Ints, position: int) -> list[int]:

@@ -24,6 +24,7 @@ class ReadyInfo(msgspec.Struct, frozen=True):
     kernels   (row, provider, reason, uses)
     notes     anything else worth showing
     pooling   how the model makes embeddings; None: it declares nothing
+    max_num_seqs   sequences that run at once
     """
 
     device: str
@@ -37,6 +38,7 @@ class ReadyInfo(msgspec.Struct, frozen=True):
     kernels: list[tuple[str, str, str, int]]
     notes: list[str]
     pooling: Pooling | None = None
+    max_num_seqs: int = 0
 
 
 class Front:

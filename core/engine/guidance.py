@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import llguidance
 import numpy as np
 
+from core.engine.calls import calls_grammar
 from core.engine.grammar import Words
 from core.errors import RequestError
 from core.model.source import open_source
 from core.plugin import loader
-from core.request import Structured
+from core.request import Prelude, Structured
 
 if TYPE_CHECKING:
     from core.model.tokenizer import Tokenizer
@@ -34,6 +35,14 @@ _JSON_OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
 }
+_CALL_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""Arguments of calls are written as chat templates write JSON, which is what models were taught."""
 _MAX_MESSAGE = 300
 _COMPLETE = "the grammar cannot go on: it is complete, and no id ends this request"
 _INCOMPLETE = "the grammar cannot go on: it is not complete, and only ids in stop_token_ids may follow"
@@ -56,7 +65,7 @@ class GuidanceCompiler:
         # llguidance must have an id that ends outputs. Which ids do, each matcher decides for itself.
         ends = [i for i in eos_ids if i < vocab_size] or [vocab_size - 1]
         vocabulary = _Vocabulary(tokenizer, vocab_size, ends[0])
-        self._special = {tokenizer.id_to_token(i) for i in vocabulary.special_token_ids}
+        self._special = {tokenizer.id_to_token(i) or "": i for i in vocabulary.special_token_ids}
         self._ends = ends
         self._num_words = -(-vocab_size // 32)
         wrapped = llguidance.TokenizerWrapper(vocabulary)
@@ -66,7 +75,7 @@ class GuidanceCompiler:
     def compile(self, structured: Structured, stop_ids: Sequence[int]) -> GuidanceMatcher:
         """Raises: RequestError for what llguidance cannot enforce, and for what allows no output."""
         try:
-            grammar = self._grammar(structured)
+            grammar = _after(structured.after, self._grammar(structured))
         except (ValueError, KeyError, TypeError, AssertionError) as error:
             raise _refused(structured, f"{type(error).__name__}: {error}") from error
         inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -89,6 +98,8 @@ class GuidanceCompiler:
             return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
         if kind == "structural_tag":
             return self._tags(json.loads(text))
+        if kind == "calls":
+            return calls_grammar(json.loads(text), self._special, _CALL_OPTIONS)
         return llguidance.grammar_from(kind, text)  # type: ignore[arg-type]  # regex, choice and grammar, as checked
 
     def _tags(self, spec: dict[str, Any]) -> str:
@@ -102,6 +113,17 @@ class GuidanceCompiler:
             tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=schema, end=each["end"]))
         special = any(tag.trigger in self._special for tag in tags)
         return llguidance.StructTag.to_grammar(tags, assume_special=special)
+
+
+def _after(prelude: Prelude | None, grammar: str) -> str:
+    """The grammar of a form, behind what comes before it."""
+    if prelude is None:
+        return grammar
+    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    inner[0]["name"] = "form"
+    begin, end, gap = (json.dumps(text) if text else "" for text in (prelude.begin, prelude.end, prelude.gap))
+    outer = f"start: {begin} free {gap} @form\nfree[suffix={end}]: /(?s:.*)/"
+    return json.dumps({"grammars": [{"lark_grammar": outer}, *inner]})
 
 
 class GuidanceMatcher:

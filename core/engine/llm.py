@@ -64,12 +64,20 @@ Progress = Callable[[int, int], None]
 class LLM:
     """A model, ready to generate. Takes the fields of `EngineConfig`; close it, or use it in a `with` statement.
 
-    progress   called with bytes loaded and bytes in all
+    progress    called with bytes loaded and bytes in all
+    compiling   on a device that compiles steps: called with shapes done and shapes in all
 
     Raises: ConfigError, PluginError when what was asked for cannot be had.
     """
 
-    def __init__(self, model: str = "smollm2", *, progress: Progress | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        progress: Progress | None = None,
+        compiling: Progress | None = None,
+        **options: Any,
+    ) -> None:
         known = set(EngineConfig.__struct_fields__)
         unknown = sorted(set(options) - known)
         if unknown:
@@ -81,7 +89,7 @@ class LLM:
         self._special_tokens = source.special_tokens
         self._generation_config = source.generation_config
         self.tokenizer = source.tokenizer()
-        self._engine = Engine(config, progress)
+        self._engine = Engine(config, progress, compiling=compiling)
         self._front = Front(self._engine.info(), source.eos_ids, self.tokenizer.encode)
 
     @property

@@ -15,11 +15,15 @@ from core.request import Request, SequenceOutput
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The first message to an engine process, on its standard input. The addresses are ZeroMQ endpoints."""
+    """The first message to an engine process, on its standard input. The addresses are ZeroMQ endpoints.
+
+    json_logs   log one JSON object a line
+    """
 
     config: EngineConfig
     requests: str
     replies: str
+    json_logs: bool = False
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
@@ -60,7 +64,8 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """The engine's loop turns.
 
-    step_s   how long the step that it waits for has been running
+    num_waiting   that the last step had no room for
+    step_s        how long the step that it waits for has been running
     """
 
     num_running: int

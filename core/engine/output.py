@@ -5,6 +5,7 @@ The one place where ids become text and stop strings are found, so streamed text
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.model.tokenizer import Detokenizer, StopStrings
@@ -33,15 +34,20 @@ class Delta(NamedTuple):
 class TextOutput:
     """Text of one request, output by output."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: list[int]) -> None:
-        self._detokenizer = Detokenizer(tokenizer, context_ids=prompt_ids[-8:])
-        self._stops = StopStrings(sampling.stop)
+    def __init__(
+        self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: list[int], kept_ids: Collection[int] = ()
+    ) -> None:
+        """`kept_ids` are text even where they are special."""
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids[-8:], sampling.skip_special_tokens, kept_ids)
+        self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
+        self._shows_stop_ids = sampling.include_stop_str_in_output
         self._eos_is_news = frozenset(sampling.stop_token_ids)
 
     def push(self, output: SequenceOutput) -> Delta:
         """Take in an output. When the finish reason is "stop" and the output's is None, a stop string matched: the
         caller aborts the request and pushes nothing more."""
-        shown = output.new_ids[:-1] if output.stop_id is not None else output.new_ids
+        ended = output.stop_id is not None and not self._shows_stop_ids
+        shown = output.new_ids[:-1] if ended else output.new_ids
         text = self._detokenizer.push(shown)
         if output.finish_reason is not None:
             text += self._detokenizer.finish()

@@ -12,22 +12,21 @@ Legend: T tokens, S sequences, L logit rows, B pages in a block table, g KV grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from core.engine.columns import FULL_SORT, Columns
 from core.engine.extras import Extras, ExtrasPacker
 from core.engine.rows import Ints, Rows
 from core.engine.step import StepPlan
 from core.errors import DeviceError
 from core.plugin.device import Device, Event
 from core.plugin.facts import ShapePolicy
-
-FULL_SORT = 0
 
 
 class ShapeKey(NamedTuple):
@@ -48,6 +47,21 @@ class HostLengths:
     query_lens: Ints
     kv_lens: Ints
     exact: bool
+
+
+@dataclass(frozen=True)
+class DrawInput:
+    """What the drawing half of a step reads beside logits: its shapes follow from the number of logit rows alone."""
+
+    greedy: bool
+    top_k_max: int
+    output_rows: torch.Tensor
+    counter: torch.Tensor
+    top_k: torch.Tensor
+    seed: torch.Tensor
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    extras: Extras | None
 
 
 @dataclass(frozen=True)
@@ -73,8 +87,16 @@ class StepInput:
     top_p: torch.Tensor  # L float32
     slots: tuple[torch.Tensor, ...]  # per g: T
     block_tables: tuple[torch.Tensor, ...]  # per g: S, B
-    host: HostLengths
+    host: HostLengths | None  # None for a compiled step: it is not of one step alone
     extras: Extras | None  # what only some requests ask of their draws
+
+    @property
+    def draws(self) -> DrawInput:
+        """The part for drawing."""
+        return DrawInput(
+            self.key.greedy, self.key.top_k_max, self.output_rows, self.counter, self.top_k, self.seed,
+            self.temperature, self.top_p, self.extras,
+        )  # fmt: skip
 
 
 class Packer:
@@ -109,35 +131,63 @@ class Packer:
         self._on_device = device.empty((words,), torch.int32, where)
         self._copied = [Event() for _ in range(sets)]
         self._turn = 0
-        self._extras = ExtrasPacker(device, where, rows, vocab_size)
+        self._extras = ExtrasPacker(
+            device, where, rows, vocab_size, None if shapes.dynamic else max_blocks * page_tokens
+        )
+        self._largest = largest
+
+    def shape_keys(self) -> Iterator[ShapeKey]:
+        """Every shape that a step can have, where the device takes certain sizes of everything; greedy ones only."""
+        largest, shapes = self._largest, self._shapes
+        if not (shapes.tokens and shapes.seqs and shapes.blocks):
+            return
+        for tokens in (t for t in shapes.tokens if t <= largest.tokens):
+            for fewer, seqs in pairwise((0, *shapes.seqs)):
+                if fewer < tokens and seqs <= largest.seqs:  # each sequence has a token
+                    for blocks in (b for b in shapes.blocks if b <= largest.blocks):
+                        yield ShapeKey(tokens, seqs, blocks, seqs, True, 1)
+
+    def padding(self, key: ShapeKey, *, extras: bool = False) -> StepInput:
+        """A step of this shape in which nobody takes part; with `extras` that ask for nothing."""
+        return self._pack(Columns(StepPlan([], [], [], [], [], [], [], []), self._rows, self._page), key, extras)
 
     def pack(self, plan: StepPlan) -> StepInput:
         """Fill the next host buffer and start its copy; work launched from now on sees it."""
+        batch = Columns(plan, self._rows, self._page)
+        return self._pack(batch, self._key(batch), bool(plan.masked))
+
+    def _pack(self, batch: Columns, key: ShapeKey, masked: bool) -> StepInput:
         turn = self._turn
         self._turn = (turn + 1) % len(self._host)
         self._copied[turn].synchronize()
-        batch = _Batch(plan, self._rows, self._page)
-        key = self._key(batch)
         words = sum(size for _, size in _fields(key, len(self._rows.tables)))
-        batch.fill(_views(self._words[turn], key, len(self._rows.tables)), key)
+        batch.fill(_views(self._words[turn], key, len(self._rows.tables)), key.seqs, key.blocks)
         self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
         self._copied[turn].wait()
-        extras = self._extras.pack(batch.logit_rows, batch.counters, batch.targets, key.logits)
+        extras = self._extras.pack(batch.logit_rows, batch.counters, batch.targets, key.logits, masked)
         return _step_input(self._on_device, key, len(self._rows.tables), batch, extras)
 
-    def grammar_mask(self, plan: StepPlan, words: bytes, key: ShapeKey) -> torch.Tensor:
-        """The masks of a plan's draws on the device, from the message that followed the plan."""
-        return self._extras.grammar_mask(plan.masked, words, key.logits)
+    def grammar_mask(self, draws: list[int], words: bytes, key: ShapeKey) -> torch.Tensor:
+        """The masks of a plan's masked draws on the device, from the message that followed the plan."""
+        return self._extras.grammar_mask(draws, words, key.logits)
 
-    def _key(self, batch: _Batch) -> ShapeKey:
-        shapes = self._shapes
+    @property
+    def most_logprobs(self) -> int:
+        """Likeliest tokens that are reported where steps are compiled."""
+        return self._extras.most_logprobs
+
+    def _key(self, batch: Columns) -> ShapeKey:
+        shapes, num_logits = self._shapes, max(1, len(batch.logit_rows))
+        # Where shapes are compiled, few are better than small ones: as many logit rows as sequences, and full sorts.
+        num_seqs = max(len(batch.rows), num_logits if shapes.seqs else 0)
+        top_k_max = batch.top_k_max if shapes.dynamic else FULL_SORT
         return ShapeKey(
             _up(batch.num_tokens, shapes.tokens, "tokens"),
-            _up(len(batch.rows), shapes.seqs, "sequences"),
+            _up(num_seqs, shapes.seqs, "sequences"),
             _up(batch.num_blocks, shapes.blocks, "blocks"),
-            _up(max(1, len(batch.logit_rows)), shapes.seqs, "sequences"),
+            _up(num_seqs if shapes.seqs else num_logits, shapes.seqs, "sequences"),
             batch.greedy,
-            1 if batch.greedy else batch.top_k_max,
+            1 if batch.greedy else top_k_max,
         )
 
 
@@ -154,9 +204,10 @@ def _up(size: int, buckets: Sequence[int], what: str) -> int:
 def _fields(key: ShapeKey, num_groups: int) -> list[tuple[str, int]]:
     """Name and size in words of each part of the buffer, in order."""
     T, S, B, L = key.tokens, key.seqs, key.blocks, key.logits
-    parts = [("token_ids", T), ("positions", T), ("source_rows", T), ("query_starts", S + 1), ("kv_lens", S)]
-    parts += [("logit_rows", L), ("output_rows", L), ("counter", L), ("top_k", L), ("seed", 2 * L)]
-    parts += [("temperature", L), ("top_p", L)]
+    # What drawing reads comes first: its place then follows from the number of logit rows alone.
+    parts = [("output_rows", L), ("counter", L), ("top_k", L), ("seed", 2 * L), ("temperature", L), ("top_p", L)]
+    parts += [("logit_rows", L), ("query_starts", S + 1), ("kv_lens", S)]
+    parts += [("token_ids", T), ("positions", T), ("source_rows", T)]
     for g in range(num_groups):
         parts += [(f"slots{g}", T), (f"block_table{g}", S * B)]
     return parts
@@ -170,7 +221,9 @@ def _views(words: Ints, key: ShapeKey, num_groups: int) -> dict[str, Ints]:
     return views
 
 
-def _step_input(words: torch.Tensor, key: ShapeKey, num_groups: int, batch: _Batch, extras: Extras | None) -> StepInput:
+def _step_input(
+    words: torch.Tensor, key: ShapeKey, num_groups: int, batch: Columns, extras: Extras | None
+) -> StepInput:
     views, start = {}, 0
     for name, size in _fields(key, num_groups):
         views[name] = words[start : start + size]
@@ -188,86 +241,3 @@ def _padded(values: Ints, size: int) -> Ints:
     out = np.zeros(size, np.int32)
     out[: len(values)] = values
     return out
-
-
-class _Batch:
-    """The columns of one plan."""
-
-    def __init__(self, plan: StepPlan, rows: Rows, page_tokens: int) -> None:
-        self._of, self._page = rows, page_tokens
-        self.rows = np.array(plan.rows, np.int32)
-        self.starts = np.array(plan.starts, np.int32)
-        self.counts = np.array(plan.counts, np.int32)
-        self.samples = np.array(plan.samples, bool)
-        self.kv_lens = self.starts + self.counts
-        self.query_starts = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)
-        self.num_tokens = int(self.query_starts[-1])
-        self.num_blocks = -(-int(self.kv_lens.max()) // page_tokens)
-        sampled = np.flatnonzero(self.samples)
-        # Logit rows: first those that are drawn from; then those that score a prompt, with row 0's parameters.
-        self.logit_tokens = self.query_starts[1:][sampled] - 1
-        self.logit_rows = self.rows[sampled]
-        self.counters = self.kv_lens[sampled]
-        self.targets = np.zeros(len(sampled), np.int32)
-        if any(plan.scores):
-            self._add_scores([i for i, scores in enumerate(plan.scores) if scores])
-        self.greedy = not bool(rows.temperature[self.logit_rows].any())
-
-    def _add_scores(self, items: list[int]) -> None:
-        """Logit rows for prompt tokens: what follows each, as far as that is the prompt."""
-        for i in items:
-            num = self.counts[i] - self.samples[i]
-            tokens = np.arange(num, dtype=np.int32) + self.query_starts[i]
-            zeros = np.zeros(num, np.int32)
-            following = self._of.ids[self.rows[i]][self.starts[i] + 1 : self.starts[i] + 1 + num]
-            self.logit_tokens = np.concatenate([self.logit_tokens, tokens])
-            self.logit_rows = np.concatenate([self.logit_rows, zeros])
-            self.counters = np.concatenate([self.counters, zeros])
-            self.targets = np.concatenate([self.targets, following])
-
-    @property
-    def top_k_max(self) -> int:
-        """Bound on top_k of the rows that draw among several; FULL_SORT where one limits them by top_p alone."""
-        rows = self.logit_rows[self._of.temperature[self.logit_rows] > 0]
-        top_k = self._of.top_k[rows]
-        by_p_alone = (self._of.top_p[rows] < 1) & (top_k == 0)
-        if by_p_alone.any():
-            return FULL_SORT
-        return 1 << max(0, int(top_k.max(initial=1)) - 1).bit_length()
-
-    def fill(self, out: dict[str, Ints], key: ShapeKey) -> None:
-        """Write every field, padding included."""
-        rows, num, page = self._of, self.num_tokens, self._page
-        spread = np.repeat(self.starts - self.query_starts[:-1], self.counts)
-        positions = np.arange(num, dtype=np.int32) + spread
-        row_T = np.repeat(self.rows, self.counts)
-        _put(out["positions"], positions)
-        _put(out["source_rows"], np.where(positions >= rows.num_given[row_T], row_T, 0))
-        self._fill_ids(out["token_ids"])
-        _put(out["query_starts"], self.query_starts, pad=num)
-        _put(out["kv_lens"], self.kv_lens)
-        _put(out["logit_rows"], self.logit_tokens)
-        _put(out["output_rows"], self.logit_rows)
-        _put(out["counter"], self.counters)
-        _put(out["top_k"], rows.top_k[self.logit_rows])
-        _put(out["seed"], rows.seed[self.logit_rows].reshape(-1))
-        _put(out["temperature"].view(np.float32), rows.temperature[self.logit_rows])
-        _put(out["top_p"].view(np.float32), rows.top_p[self.logit_rows], pad=1)
-        for g, table in enumerate(rows.tables):
-            _put(out[f"slots{g}"], table[row_T, positions // page] * page + positions % page, pad=-1)
-            blocks = out[f"block_table{g}"].reshape(key.seqs, key.blocks)
-            width = min(key.blocks, table.shape[1])  # a bucket may be wider than the longest sequence
-            blocks[: len(self.rows), :width] = table[self.rows, :width]
-            blocks[: len(self.rows), width:] = 0
-            blocks[len(self.rows) :] = 0
-
-    def _fill_ids(self, out: Ints) -> None:
-        out[:] = 0
-        for i in np.flatnonzero(self.starts < self._of.num_given[self.rows]):
-            ids = self._of.ids[self.rows[i]][self.starts[i] : self.kv_lens[i]]
-            out[self.query_starts[i] : self.query_starts[i] + len(ids)] = ids
-
-
-def _put(out: npt.NDArray[np.generic], values: npt.NDArray[np.generic], pad: int = 0) -> None:
-    out[: len(values)] = values
-    out[len(values) :] = pad

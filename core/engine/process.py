@@ -16,6 +16,7 @@ import zmq
 
 from core.clock import SystemClock
 from core.engine.engine import Engine
+from core.engine.json_logs import log_as_json
 from core.engine.messages import (
     Abort,
     Add,
@@ -31,7 +32,7 @@ from core.engine.messages import (
     ToEngine,
     understand,
 )
-from core.engine.progress import loading_bar
+from core.engine.progress import starting_bars
 from core.errors import CoreError, RequestError
 from core.kv.accounts import AccountsError
 from core.request import SequenceOutput
@@ -50,6 +51,7 @@ class Loop:
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._last_beat_s = -BEAT_S
         self._step_began_s: float | None = None
+        self._num_waiting = 0
         self._send = engine.profile.timed("encode", send) if engine.profile else send
 
     def run(self) -> None:
@@ -64,6 +66,7 @@ class Loop:
                 self._step_began_s = None
                 if outputs:
                     self._send(self._replies, Outputs(outputs))
+            self._num_waiting = engine.scheduler.num_waiting
             engine.check()
 
     def _take_in(self) -> bool:
@@ -97,9 +100,8 @@ class Loop:
         if now_s - self._last_beat_s < BEAT_S:
             return
         self._last_beat_s = now_s
-        scheduler = self._engine.scheduler
         step_s = 0.0 if self._step_began_s is None else now_s - self._step_began_s
-        send(self._replies, Beat(len(scheduler.running), scheduler.num_waiting, step_s))
+        send(self._replies, Beat(len(self._engine.scheduler.running), self._num_waiting, step_s))
 
 
 def send(socket: zmq.Socket[bytes], message: FromEngine) -> None:
@@ -112,6 +114,8 @@ def main() -> int:
     if not raw:
         return 0
     start = msgspec.json.decode(raw, type=Start)
+    if start.json_logs:
+        log_as_json()
     threading.Thread(target=_end_with_server, daemon=True).start()
     # No context manager: closing waits for the pipe's reader, and the server may be gone.
     context = zmq.Context()
@@ -125,8 +129,8 @@ def main() -> int:
 
 def _load_and_serve(start: Start, requests: zmq.Socket[bytes], replies: zmq.Socket[bytes]) -> int:
     try:
-        with loading_bar() as progress:
-            engine = Engine(start.config, progress)
+        with starting_bars() as bars:
+            engine = Engine(start.config, bars.loading, compiling=bars.compiling)
     except CoreError as error:
         send(replies, Failed(type(error).__name__, str(error)))
         return 2

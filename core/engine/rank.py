@@ -22,6 +22,7 @@ def main() -> int:
     config = joining.config
     try:
         runner = open_runner(assemble(config, join(config, joining.rank, joining.port)), config)
+        runner.warm_up()
     except CoreError as error:
         sys.stderr.write(f"rank {joining.rank}: error: {error}\n")
         return 2

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core.engine.pack import Packer, ShapeKey, StepInput
+from core.engine.compiled import CompiledStep, Compiles, warm_up
+from core.engine.pack import DrawInput, Packer, StepInput
 from core.engine.rows import Rows
 from core.engine.step import StepDropped, StepOutput, StepPlan
 from core.kernels.bind import KernelSet
@@ -77,9 +78,9 @@ def _report(row: list[Any], k: int) -> Logprobs:
 class StepFunction:
     """The static form of a step: tensors in, tensors out, arithmetic only in kernels.
 
-    step(weights, input, last_ids, kv) -> (ids_L, logits_LV, hidden_LE, last_ids_R, kv)
-
-    Its two halves, `forward` and `draw`, are there for steps whose masks come while the first one runs.
+    It has two halves, so that the second one may wait for masks, and be made for shapes of its own:
+    forward(weights, input, last_ids, kv) -> (logits_LV, hidden_LE, kv), and
+    draw(draws of the input, logits_LV, last_ids) -> (ids_L, last_ids_R).
     """
 
     def __init__(
@@ -101,13 +102,6 @@ class StepFunction:
             for g in groups
         ]
 
-    def __call__(
-        self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[list[Planes]]]:
-        logits_LV, hidden_LE, kv = self.forward(w, x, last_ids, kv)
-        ids_L, last_ids = self.draw(x, logits_LV, last_ids)
-        return ids_L, logits_LV, hidden_LE, last_ids, kv
-
     def forward(
         self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
     ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
@@ -120,7 +114,7 @@ class StepFunction:
         return self._model(w, ids_T, x, plans, kv)
 
     def draw(
-        self, x: StepInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
+        self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids drawn, and last_ids with them; grammar_LW has bits of what grammars allow."""
         ids_L = self._kernels["sample"](
@@ -130,14 +124,14 @@ class StepFunction:
             x.top_p,
             x.seed,
             x.counter,
-            greedy=x.key.greedy,
-            top_k_max=x.key.top_k_max,
+            greedy=x.greedy,
+            top_k_max=x.top_k_max,
         )
         if self._share:
             ids_L = self._share(ids_L)
         return ids_L, self._kernels["put_ids"](last_ids, x.output_rows, ids_L)
 
-    def _shaped(self, logits_LV: torch.Tensor, x: StepInput, grammar_LW: torch.Tensor | None) -> torch.Tensor:
+    def _shaped(self, logits_LV: torch.Tensor, x: DrawInput, grammar_LW: torch.Tensor | None) -> torch.Tensor:
         """The logits to draw from: the model's, after what requests ask for. The model's own are left as they are."""
         e = x.extras
         if e and e.bias:
@@ -151,7 +145,7 @@ class StepFunction:
             logits_LV = self._kernels["min_p"](logits_LV, x.temperature, e.min_p)
         return logits_LV
 
-    def report(self, x: StepInput, logits_LV: torch.Tensor, last_ids: torch.Tensor) -> Reported | None:
+    def report(self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor) -> Reported | None:
         """Log-probabilities after a step, where its requests want some."""
         e = x.extras
         if e is None or e.num_logprobs is None:
@@ -175,11 +169,14 @@ class Runner:
         *,
         max_blocks: int,
         vocab_size: int,
+        compiles: bool,
     ) -> None:
+        """`compiles`: steps are compiled; then `weights` and `kv` are as the device keeps them."""
         num_rows, sets = plan.max_num_seqs + 1, plan.pipeline_depth + 1
         self.plan = plan
         self._device = device
-        self._step = step
+        self._compiled = CompiledStep(step, device) if compiles else None
+        self._step = self._compiled or step
         self.weights = weights
         self._kv = kv
         self._rows = Rows(num_rows, max_blocks, len(kv))
@@ -197,9 +194,8 @@ class Runner:
         )
         self.pack = self._packer.pack  # a call that a profile may wrap
         self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped
-        self._last_ids = torch.zeros(num_rows, dtype=torch.int32, device=where)
-        self._compiled: dict[ShapeKey, Any] = {}
-        self._static = not plan.shapes.dynamic
+        last_ids = torch.zeros(num_rows, dtype=torch.int32, device=where)
+        self._last_ids = device.keep(last_ids) if self._compiled else last_ids
         self._ids = [device.host_empty((self._packer.max_logits,), torch.int32) for _ in range(sets)]
         self._turn = 0
 
@@ -208,15 +204,12 @@ class Runner:
         """Start one step."""
         self._rows.apply(plan)
         x = self.pack(plan)
-        if plan.masked:
-            ids_L, logits_LV, hidden_LE = self._masked_step(plan, x)
-        else:
-            step = self._step_for(x)
-            ids_L, logits_LV, hidden_LE, self._last_ids, self._kv = step(self.weights, x, self._last_ids, self._kv)
+        logits_LV, hidden_LE, self._kv = self._step.forward(self.weights, x, self._last_ids, self._kv)
+        ids_L, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
-        on_device = self._step.report(x, logits_LV, self._last_ids)
+        on_device = self._step.report(x.draws, logits_LV, self._last_ids)
         reported: Reported | None = None
         wanted: list[int] = []
         scored: list[tuple[int, int]] = []
@@ -228,26 +221,25 @@ class Runner:
         return Flight(host, sum(plan.samples), arrived, reported, wanted, scored, hidden, plan.embeds)
 
     def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
-        """Start copying the rows of these draws, and of those between them: one copy, and few rows more."""
-        rows_KE = hidden_LE[embeds[0] : embeds[-1] + 1]
+        """Start copying the rows of these draws, and of those between: one copy, and few rows more."""
+        rows = slice(embeds[0], embeds[-1] + 1)
+        # What a compiled step gives can only be copied whole.
+        rows_KE = hidden_LE if self._compiled else hidden_LE[rows]
         host_KE = self._device.host_empty(tuple(rows_KE.shape), rows_KE.dtype)
         arrived.append(self._device.d2h(host_KE, rows_KE))
-        return host_KE
+        return host_KE[rows] if self._compiled else host_KE
 
-    def _masked_step(self, plan: StepPlan, x: StepInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Launch the forward, wait for the masks that are being filled meanwhile, then draw.
-
-        Returns ids_L, logits_LV, hidden_LE.
+    def _masks(self, plan: StepPlan, x: StepInput) -> torch.Tensor | None:
+        """What grammars allow: filled while the device is at the forward already. A compiled draw has all or nothing.
 
         Raises: StepDropped when none will come.
         """
-        logits_LV, hidden_LE, self._kv = self._step.forward(self.weights, x, self._last_ids, self._kv)
+        if not plan.masked:
+            return self._packer.grammar_mask([], b"", x.key) if self._compiled and x.extras else None
         words = self.take_masks()
         if not words:
             raise StepDropped("the step was dropped before its masks came")
-        grammar_LW = self._packer.grammar_mask(plan, words, x.key)
-        ids_L, self._last_ids = self._step.draw(x, logits_LV, self._last_ids, grammar_LW)
-        return ids_L, logits_LV, hidden_LE
+        return self._packer.grammar_mask(plan.masked, words, x.key)
 
     def _wishes(self, plan: StepPlan) -> tuple[list[int], list[tuple[int, int]]]:
         """What `Flight` must know to tell whose log-probabilities are whose."""
@@ -259,16 +251,19 @@ class Runner:
                 scored.append((count - samples, r.prompt_logprobs))
         return wanted, scored
 
-    def _step_for(self, x: StepInput) -> Any:
-        """The step made for this shape, where the device compiles: only its own shapes come back.
+    @torch.inference_mode()
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """On a device that compiles, compile every shape there can be; `progress` gets shapes done, and in all."""
+        if self._compiled:
+            state = self.weights, self._last_ids, self._kv
+            tell = progress or (lambda done, total: None)
+            self._last_ids, self._kv = warm_up(self._compiled, self._packer, *state, tell)
+            self._device.synchronize()
 
-        Extras have shapes of their own, so a step with some runs as it is; so does one that waits for masks.
-        """
-        if not self._static or x.extras is not None:
-            return self._step
-        if x.key not in self._compiled:
-            self._compiled[x.key] = self._device.compile(self._step, x.key)
-        return self._compiled[x.key]
+    @property
+    def compiles(self) -> Compiles:
+        """What was compiled so far."""
+        return self._compiled.compiles if self._compiled else Compiles()
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
@@ -278,9 +273,9 @@ class Runner:
         """
         self._rows.apply(plan)
         x = self.pack(plan)
-        step = self._step_for(x)
-        _, logits_LV, _, self._last_ids, self._kv = step(self.weights, x, self._last_ids, self._kv)
-        self._device.synchronize()
+        logits_LV, _, self._kv = self._step.forward(self.weights, x, self._last_ids, self._kv)
+        _, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
+        host_LV = self._device.host_empty(tuple(logits_LV.shape), logits_LV.dtype)
+        self._device.d2h(host_LV, logits_LV).synchronize()
         scored = sum(c - d for c, d, scores in zip(plan.counts, plan.samples, plan.scores, strict=True) if scores)
-        wanted_LV: torch.Tensor = logits_LV[: sum(plan.samples) + scored]
-        return wanted_LV.float().cpu()
+        return host_LV[: sum(plan.samples) + scored].float()

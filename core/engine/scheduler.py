@@ -18,10 +18,12 @@ import heapq
 from bisect import insort
 from collections import deque
 
+from core.clock import SYSTEM, Clock
 from core.engine.batch import Batch, Item, retire
 from core.engine.grammar import Matcher
 from core.engine.sequence import Sequence, Status, check_length
 from core.engine.step import StepOutput, StepPlan
+from core.engine.step_sizes import StepSizes
 from core.errors import RequestError
 from core.kv.accounts import check_idle
 from core.kv.cache import KVCache
@@ -36,15 +38,16 @@ class Scheduler:
     max_seqs      sequences that run at a time, at most; also rows (1 .. max_seqs)
     max_model_len prompt and output together, at most
     spec          identity of the cache's content (`core.kv.prefix.spec_digest`)
+    clock         when sequences are admitted, for outputs to tell
     """
 
-    def __init__(self, cache: KVCache, *, max_tokens: int, max_seqs: int, max_model_len: int, spec: bytes) -> None:
-        self.cache = cache
-        self.max_tokens = max_tokens
-        self.max_seqs = max_seqs
-        self.max_model_len = max_model_len
-        self.spec = spec
+    def __init__(
+        self, cache: KVCache, *, max_tokens: int, max_seqs: int, max_model_len: int, spec: bytes, clock: Clock = SYSTEM
+    ) -> None:
+        self.cache, self.spec, self._clock = cache, spec, clock
+        self.max_tokens, self.max_seqs, self.max_model_len = max_tokens, max_seqs, max_model_len
         self.num_steps = self.num_preemptions = 0
+        self.step_sizes = StepSizes()
         self.num_prefix_queries = self.num_prefix_hits = 0  # tokens, of the first admission of each request
         self.running: list[Sequence] = []  # in order: the last one is the first to be preempted
         self._waiting: list[Sequence] = []  # a heap, in the same order
@@ -128,6 +131,7 @@ class Scheduler:
             self._drawn.clear()
             self._flights.append(batch.items)
             self.num_steps += 1
+            self.step_sizes.add(self.max_tokens - batch.budget)
         self.matchers = batch.matchers
         stuck = not batch.items and not self._flights
         assert not stuck or all(seq.status is Status.LOADING for seq in self.sequences()), "nothing can run"
@@ -199,7 +203,7 @@ class Scheduler:
             seq.table = self.cache.open(lease)
             seq.num_computed = lease.num_tokens
             if seq.num_cached is None:
-                seq.num_cached = lease.num_tokens
+                seq.num_cached, seq.admitted_s = lease.num_tokens, self._clock.now_s()
                 self.num_prefix_queries += most
                 self.num_prefix_hits += lease.num_tokens
             self._start(seq, batch)

@@ -41,6 +41,7 @@ class Sequence:
     row             where devices keep their copy of this sequence; 0 while it has none
     keys            prefix keys of the full pages of token_ids, as far as they were needed
     num_cached      prompt tokens found in the prefix cache when it was first admitted
+    admitted_s      when that was; told with the first output
     num_fed         tokens that will ever be computed: the last one that a request may have is not fed back
     scores          log-probabilities of its prompt are wanted
     embeds          an embedding is wanted: what is drawn after the prompt is nobody's
@@ -63,6 +64,7 @@ class Sequence:
     row: int = 0
     table: BlockTable | None = None
     num_cached: int | None = None
+    admitted_s: float = 0.0
     stop_ids: frozenset[int] = field(init=False)
     num_fed: int = field(init=False)
     recalls: bool = field(init=False)
@@ -155,8 +157,14 @@ class Sequence:
         if reason == "error":
             return SequenceOutput(self.request.request_id, [], reason, error=self.error)
         if self.embeds:
-            cached = self.num_cached or 0
-            return SequenceOutput(self.request.request_id, [], reason, num_cached=cached, embedding=self.embedding)
+            return SequenceOutput(
+                self.request.request_id,
+                [],
+                reason,
+                num_cached=self.num_cached or 0,
+                embedding=self.embedding,
+                admitted_s=self.admitted_s,
+            )
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []
         return SequenceOutput(
             self.request.request_id,
@@ -166,6 +174,7 @@ class Sequence:
             self.num_cached or 0,
             logprobs=[] if logprobs is None else [logprobs],
             prompt_logprobs=prompt_logprobs,
+            admitted_s=self.admitted_s if self.num_outputs == 1 else 0.0,
         )
 
 

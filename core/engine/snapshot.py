@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:  # clients read snapshots and need no scheduler
+    from core.engine.compiled import Compiles
     from core.engine.scheduler import Scheduler
     from core.engine.sequence import Sequence
 
@@ -44,8 +45,11 @@ class SequenceSnapshot(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """The engine's own account. Counts of steps, preemptions and prefixes are since its start.
 
+    num_step_tokens      tokens computed in all steps
+    num_steps_by_tokens  steps of up to so many tokens, for each of `core.engine.step_sizes.BOUNDS`; then larger ones
     num_prefix_queries   prompt tokens that were looked for in the cache
     num_prefix_hits      those of them that were found
+    num_compiles         functions that the device compiled, in compile_s; num_late_compiles: after the warm-up
     sequences            running ones first, then in order of admission; perhaps not all
     """
 
@@ -55,14 +59,19 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_waiting: int
     num_in_flight: int
     num_steps: int
+    num_step_tokens: int
+    num_steps_by_tokens: list[int]
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int
+    num_compiles: int
+    compile_s: float
+    num_late_compiles: int
     groups: list[GroupSnapshot]
     sequences: list[SequenceSnapshot]
 
 
-def take_snapshot(scheduler: Scheduler, max_sequences: int) -> Snapshot:
+def take_snapshot(scheduler: Scheduler, compiles: Compiles, max_sequences: int) -> Snapshot:
     """With at most so many sequences."""
     cache, running = scheduler.cache, set(scheduler.running)
     first = heapq.nsmallest(max_sequences, scheduler.sequences(), key=lambda seq: (seq not in running, seq.order))
@@ -77,9 +86,14 @@ def take_snapshot(scheduler: Scheduler, max_sequences: int) -> Snapshot:
         num_waiting=scheduler.num_waiting,
         num_in_flight=scheduler.num_in_flight,
         num_steps=scheduler.num_steps,
+        num_step_tokens=scheduler.step_sizes.num_tokens,
+        num_steps_by_tokens=list(scheduler.step_sizes.num_steps),
         num_preemptions=scheduler.num_preemptions,
         num_prefix_queries=scheduler.num_prefix_queries,
         num_prefix_hits=scheduler.num_prefix_hits,
+        num_compiles=compiles.num,
+        compile_s=compiles.seconds,
+        num_late_compiles=compiles.num_late,
         groups=groups,
         sequences=[_sequence(seq, len(groups)) for seq in first],
     )

@@ -20,7 +20,7 @@ from core.plan import Binding
 from core.plugin.facts import Need
 
 REFERENCE = "reference"
-_NATIVE = "native"
+_NATIVE, _ADOPTED = "native", "the reference, compiled"
 _LAYOUT = ("kv_layout", "kv_write", "kv_gather")
 _ATTENTION = ("attn_plan", "attn_paged")  # a plan is read by the kernel it was made for
 Tap = Callable[[str, Kernel], Kernel]
@@ -105,7 +105,7 @@ class KernelSet:
             if asked and implementation.provider != asked:
                 continue
             if refusal is None:
-                return implementation, "asked for" if asked else _NATIVE
+                return implementation, "asked for" if asked else _ADOPTED if implementation.adopted else _NATIVE
             reasons.append(f"{implementation.provider}: {refusal}")
         if asked:
             raise ConfigError(f"--kernel {row.name}={asked}: {'; '.join(reasons)}; remove it to use what fits")
@@ -199,7 +199,8 @@ class KernelSet:
             raise ConfigError(f"--kernel {name}={provider}: {provider}: {refusal}; remove it to use what fits")
         for implementation in self._of(provider, name):
             if refusal is None and implementation.support.refuses(need) is None:
-                return implementation, "asked for" if asked else self._kv_reason
+                reason = _ADOPTED if implementation.adopted else self._kv_reason
+                return implementation, "asked for" if asked else reason
         if name in _LAYOUT:
             raise PluginError(f"{provider} refuses {name} for a need that its kv_layout takes: {need}")
         return None, f"composed from parts of {provider}" + (f", {refusal}" if refusal else "")

@@ -57,9 +57,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Implementation:
-    """A plugin's own version of a row."""
+    """A plugin's own version of a row. `adopted`: it is the reference, compiled for the device."""
 
     row: str
     kernel: Kernel
     provider: str
     support: Support = field(default_factory=Support)
+    adopted: bool = False

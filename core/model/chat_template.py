@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -86,8 +87,7 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-@lru_cache(maxsize=32)
-def _compile(template: str) -> jinja2.Template:
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -96,7 +96,26 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals["dict"] = _dict
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
+    return environment
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@lru_cache(maxsize=32)
+def variables(template: str) -> frozenset[str]:
+    """Names that a template looks up, such as tools or enable_thinking: what else it is given has no effect.
+
+    Raises: RequestError when the template is wrong.
+    """
+    environment = _environment()
+    try:
+        found = jinja2.meta.find_undeclared_variables(environment.parse(template))
+    except jinja2.TemplateError as error:
+        raise RequestError(f"the chat template is wrong: {error}", "chat_template") from error
+    return frozenset(found - environment.globals.keys())
 
 
 def render(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,17 @@ class Detokenizer:
     the begin of a character whose rest may still come.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
-        """`context_ids` come before, and are no part of, the text: a character or a space may cross the border."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        kept_ids: Collection[int] = (),
+    ) -> None:
+        """`context_ids` come before, and are no part of, the text: a character or a space may cross the border.
+        `kept_ids` are text even where they are special."""
         self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = tokenizer.special_ids - set(kept_ids) if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = tokenizer.leading_spaces
         self.push(context_ids[-_CONTEXT_TOKENS:])
@@ -130,14 +137,16 @@ class StopStrings:
     depend on how the text is cut: only text that may be the start of a match is held back.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], included: bool = False) -> None:
+        """`included`: the match is output too."""
         assert all(stops), "an empty stop string matches everywhere; SamplingParams refuses it"
         self._stops = sorted(stops, key=len, reverse=True)
+        self._included = included
         self._held = ""
         self._matched: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """(text before any match that is certain to be output, the stop string found or None).
+        """(text up to any match that is certain to be output, the stop string found or None).
 
         After a match all further text is dropped.
         """
@@ -148,8 +157,8 @@ class StopStrings:
         return self._scan("", final=True)
 
     def _scan(self, text: str, final: bool) -> tuple[str, str | None]:
-        if self._matched is not None:
-            return "", self._matched
+        if self._matched is not None or not self._stops:
+            return ("" if self._matched else text), self._matched
         text, self._held = self._held + text, ""
         for start in range(len(text)):
             rest = len(text) - start
@@ -158,7 +167,8 @@ class StopStrings:
                 return text[:start], None
             self._matched = next((s for s in self._stops if text.startswith(s, start)), None)
             if self._matched is not None:
-                return text[:start], self._matched
+                end = start + len(self._matched) if self._included else start
+                return text[:end], self._matched
         return text, None
 
 

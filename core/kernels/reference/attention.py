@@ -129,12 +129,40 @@ def attn_paged(
     probabilities and sums are float32. Padding tokens have o 0 and lse -inf.
     Source: Dao et al. 2022, arXiv:2205.14135 (tiles); Kwon et al. 2023, arXiv:2309.06180 (pages).
     """
+    return attend_within(
+        BUDGET_BYTES,
+        q,
+        planes,
+        plan,
+        scale=scale,
+        page_tokens=page_tokens,
+        window=window,
+        softcap=softcap,
+        want_lse=want_lse,
+        kv_gather=kv_gather,
+    )
+
+
+def attend_within(
+    budget_bytes: int,
+    q: torch.Tensor,
+    planes: Planes,
+    plan: Plan,
+    *,
+    scale: float,
+    page_tokens: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    want_lse: bool = False,
+    kv_gather: Callable[..., Any],
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`attn_paged`, with so many bytes for the intermediate tensors of one pass over tiles."""
     num_heads, head_size = q.shape[1:]
     size, tile = plan.tile_tokens_MC.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     num_keys = plan.tile_pages_MW.shape[1] * page_tokens
     tile_bytes = wide.itemsize * num_heads * (2 * num_keys * head_size + 2 * tile * num_keys)
-    step = max(1, BUDGET_BYTES // max(tile_bytes, 1))
+    step = max(1, budget_bytes // max(tile_bytes, 1))
     # One cell more than there are: padding tokens take it.
     out = q.new_zeros((size * tile + 1, num_heads, head_size))
     lse = torch.full((size * tile + 1, num_heads), float("-inf"), dtype=wide, device=q.device)

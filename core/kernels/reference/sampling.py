@@ -60,7 +60,8 @@ def order_keys(logits: torch.Tensor) -> torch.Tensor:
     Logits are float32 and not NaN. The key's low 32 bits are V - 1 - id.
     """
     size = logits.shape[-1]
-    bits = (logits + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+    # -0.0 is made equal to 0.0; adding 0.0 would do, but compilers leave that out.
+    bits = torch.where(logits == 0, 0.0, logits).view(torch.int32)
     # Floats order like sign and magnitude: flip the magnitude of the negative ones.
     rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     return (rank << _ID_BITS) + torch.arange(size - 1, -1, -1, device=logits.device)

@@ -95,13 +95,16 @@ class Twin:
             top_k_max *= 2
         if any(new.request.top_p < 1 and new.request.top_k <= 0 for new in among):
             top_k_max = 0
+        num_seqs, num_logits = len(plan.rows), max(1, len(drawing))
+        if shapes.seqs:
+            num_seqs = num_logits = max(num_seqs, num_logits)
         return ShapeKey(
             bucket(sum(plan.counts), shapes.tokens),
-            bucket(len(plan.rows), shapes.seqs),
+            bucket(num_seqs, shapes.seqs),
             bucket(-(-longest // PAGE), shapes.blocks),
-            bucket(max(1, len(drawing)), shapes.seqs),
+            bucket(num_logits, shapes.seqs),
             greedy,
-            1 if greedy else top_k_max,
+            1 if greedy else top_k_max if shapes == ShapePolicy() else 0,
         )
 
     def fields(self, plan: StepPlan) -> dict[str, Any]:
@@ -268,12 +271,14 @@ def pack(new: list[NewSequence], samples: list[bool], shapes: ShapePolicy = BUCK
 )
 def test_greedy_and_top_k_max(params: list[dict[str, Any]], greedy: bool, top_k_max: int) -> None:
     new = [one(row, **p) for row, p in enumerate(params, 1)]
-    key = pack(new, [True] * len(new)).key
+    key = pack(new, [True] * len(new), ShapePolicy()).key
     assert (key.greedy, key.top_k_max) == (greedy, top_k_max)
+    compiled = pack(new, [True] * len(new)).key
+    assert (compiled.greedy, compiled.top_k_max) == (greedy, 1 if greedy else 0)
 
 
 def test_rows_that_draw_nothing_do_not_count() -> None:
-    key = pack([one(1, temperature=1.0, top_k=40), one(2)], [False, True]).key
+    key = pack([one(1, temperature=1.0, top_k=40), one(2)], [False, True], ShapePolicy()).key
     assert (key.greedy, key.top_k_max, key.logits) == (True, 1, 1)
 
 

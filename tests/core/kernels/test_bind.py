@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,15 @@ def test_the_first_that_fits_wins() -> None:
     assert bind(some, "linear", Need(n=8))[:3] == ("linear", "one", "native")
     assert bind(some, "linear", Need(n=9))[:3] == ("linear", "two", "native")
     assert KernelSet(some, {}, NEED).bind("linear", Need(n=9))() == "two.linear"
+
+
+def test_an_adopted_reference_is_said_to_be_one_and_counts_as_native() -> None:
+    some = [replace(native(row), adopted=True) for row in ("rms_norm", *LAYOUT)]
+    assert bind(some, "rms_norm")[:3] == ("rms_norm", "acme", "the reference, compiled")
+    assert bind(some, "kv_write")[:3] == ("kv_write", "acme", "the reference, compiled")
+    kernels = KernelSet(some, {}, NEED)
+    kernels.bind("rms_norm", NEED)
+    assert kernels.missing_native() == []
 
 
 def test_every_refusal_is_kept() -> None:

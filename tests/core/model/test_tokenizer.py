@@ -232,3 +232,12 @@ def test_only_a_possible_start_of_a_stop_is_held_back() -> None:
     assert finder.push("even more") == ("", "</s>")
     assert finder.flush() == ("", "</s>")
     assert StopStrings([]).push("all of it") == ("all of it", None)
+
+
+def test_a_stop_string_may_be_part_of_the_output() -> None:
+    finder = StopStrings(["###", "##a"], included=True)
+    assert finder.push("one #") == ("one ", None)
+    assert finder.push("#a two") == ("##a", "##a")
+    assert finder.push("more") == ("", "##a")
+    finder = StopStrings(["##"], included=True)
+    assert (finder.push("one #"), finder.flush()) == (("one ", None), ("#", None))

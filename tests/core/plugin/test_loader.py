@@ -65,7 +65,7 @@ def test_a_plugin_is_found_with_its_distribution(install: Install) -> None:
         ('dtypes=("float32",)', 'dtypes=("fp8",)', "states dtypes = ('fp8',)"),
         ("count=1", "count=0", "states count = 0: it must be at least 1"),
         ("implicit=False", "max_depth=2", "states max_depth = 2: it must be 0 or 1"),
-        ("implicit=False", "peaks=core.plugin.Peaks(bytes_per_s=0.0)", "bytes_per_s=0.0): it must be above 0 each, or None"),
+        ("implicit=False", "peaks=__import__('core').plugin.Peaks(float32=0.0)", "it must be above 0 each, or None"),
         ("return Bare()", "return Bare", "plugin bare has no core_device hook that returns a Device"),
         ("@hookimpl", "", "plugin bare has no core_device hook that returns a Device"),
         ("def synchronize", "def halt", "TypeError: Can't instantiate abstract class Bare"),

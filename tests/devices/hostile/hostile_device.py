@@ -1,12 +1,15 @@
 """A deliberately impolite device on CPU memory: what core may not take for granted.
 
-- steps come in a few bucket shapes only, and a compiled step is refused inputs that moved
+- steps come in a few bucket shapes only, and a compiled function is refused inputs that moved
+- what it keeps, and what compiled functions return, nobody else can compute with; what was given away is gone
 - KV pages hold 64 tokens, in INT8 with scales, in a layout of its own
 - fresh memory is full of NaN and of the largest numbers
 - copies land when they are waited for, not before
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 
@@ -36,6 +39,45 @@ class LateCopy(Event):
             self._copy = None
 
     synchronize = wait
+
+
+class Kept:
+    """A tensor that only compiled functions and copies get at."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype, self.tensor = tensor.shape, tensor.dtype, tensor
+
+    def take(self) -> torch.Tensor:
+        assert self.tensor is not None, "this was given away"
+        return self.tensor
+
+
+def mapped(tree, kind, change):
+    """A tree with every `kind` in it changed."""
+    if isinstance(tree, kind):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {name: mapped(value, kind, change) for name, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(mapped(value, kind, change) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(value, kind, change) for value in tree)
+    if dataclasses.is_dataclass(tree):
+        names = [field.name for field in dataclasses.fields(tree)]
+        return dataclasses.replace(tree, **{name: mapped(getattr(tree, name), kind, change) for name in names})
+    return tree
+
+
+def addresses(args) -> list[int]:
+    """Of a step's inputs, without the extras."""
+    found: list[int] = []
+    inputs = [dataclasses.replace(a, extras=None) for a in args if dataclasses.is_dataclass(a)]
+    mapped(inputs, torch.Tensor, lambda tensor: found.append(tensor.data_ptr()))
+    return found
+
+
+def give_away(kept: Kept) -> None:
+    kept.tensor = None
 
 
 class HostileDevice(Device):
@@ -72,26 +114,34 @@ class HostileDevice(Device):
         return LateCopy(dst, src)
 
     def d2h(self, dst: torch.Tensor, src: torch.Tensor) -> Event:
+        src = src.take() if isinstance(src, Kept) else src
         return LateCopy(dst, src.clone())  # the device reads in order; the host sees it late
 
-    def compile(self, step, key):
-        policy = self.probe().shapes
-        assert key.tokens in policy.tokens, key
-        assert key.seqs in policy.seqs, key
-        assert key.blocks in policy.blocks, key
-        assert key.logits in policy.seqs, key
-        addresses: list[int] = []
+    def keep(self, value):
+        return mapped(value, torch.Tensor, Kept)
 
-        def run(weights, x, last_ids, kv):
-            tensors = [x.token_ids, x.positions, x.query_starts, x.kv_lens, x.temperature, *x.slots, *x.block_tables]
-            now = [t.data_ptr() for t in tensors]
-            addresses[:] = addresses or now
-            assert addresses == now, "inputs of a compiled step moved"
-            assert x.key == key
-            assert x.positions.shape == (key.tokens,)
-            return step(weights, x, last_ids, kv)
+    def compile(self, function, key, given):
+        if key[0] == "forward":
+            self.check_buckets(*key[1:])
+        first: list[int] = []
+
+        def run(*args):
+            now = addresses(args)
+            first[:] = first or now
+            assert first == now, "inputs of a compiled function moved"
+            results = function(*mapped(args, Kept, Kept.take))
+            for position in given:
+                mapped(args[position], Kept, give_away)
+            return mapped(results, torch.Tensor, Kept)
 
         return run
+
+    def check_buckets(self, tokens, seqs, blocks, logits):
+        policy = self.probe().shapes
+        assert tokens in policy.tokens
+        assert seqs in policy.seqs
+        assert blocks in policy.blocks
+        assert logits in policy.seqs
 
 
 def kv_layout(*, num_kv_heads: int, head_size: int, page_tokens: int, dtype: str) -> KVLayout:
