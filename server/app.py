@@ -1,119 +1,138 @@
-"""The HTTP face: routes, and every error in the one nested shape.
+"""The HTTP face put together: layers, routes, and every error in the one nested shape.
 
-Bodies are read and checked here and not by FastAPI's injection: so a wrong one is 400, never 422, and what
+Bodies are read and checked by routes and not by FastAPI's injection: so a wrong one is 400, never 422, and what
 goes on after the client has hung up stays in our hands.
 """
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from starlette.datastructures import MutableHeaders
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from core.errors import CoreError, RequestError
-from core.request import SamplingParams, new_request_id
-from server.chat import Asked, Desk
-from server.errors import UnknownModelError, core_error_response, error_body, json_response
-from server.generation import ClientGoneError, Engine, Generation, unless_gone
-from server.inspect import add_kv
-from server.responses import ModelCard, ModelList, encode
-from server.schema import MAX_BODY_BYTES, ChatBody, CompletionBody, StreamOptions, parse
-from server.shapes import ChatShape, TextShape
-from server.stream import Answer, start_stream
+from core.engine.front import Front, ReadyInfo
+from core.errors import CoreError
+from core.model.source import ModelSource
+from server.chat import Desk
+from server.dialect import Dialect
+from server.door import Drain, Draining, Entry, Journal, Keys
+from server.errors import core_error_response, error_body, json_response
+from server.exposition import Exposition
+from server.generation import ClientGoneError, Engine
+from server.metrics import Record
+from server.routes.body import MAX_BODY_BYTES
+from server.routes.embeddings import add_embeddings
+from server.routes.generate import add_generation
+from server.routes.health import add_health
+from server.routes.kv import add_kv
+from server.routes.messages import add_messages
+from server.routes.metrics import add_metrics
+from server.routes.models import add_models
+from server.routes.page import add_page
+from server.routes.responses import add_responses
+from server.routes.tokens import add_tokens
+from server.served import Served
 
 
-@dataclass(frozen=True)
-class Served:
-    """What is served: the model's names (the first stands in answers), its limit, and what requests leave out."""
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Who may come in, and with how much.
 
-    names: tuple[str, ...]
-    root: str
-    max_model_len: int
-    defaults: SamplingParams
+    keys           API keys; none: everybody may
+    origins        of web pages in browsers that may call; "*" is all of them
+    credentials    such pages may send cookies and the like
+    methods, headers   that such pages may use
+    old_metric_names   metrics also under vLLM's former names
+    """
+
+    keys: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    credentials: bool = False
+    methods: tuple[str, ...] = ("*",)
+    headers: tuple[str, ...] = ("*",)
+    max_body_bytes: int = MAX_BODY_BYTES
+    old_metric_names: bool = False
 
 
-def create_app(engine: Engine, desk: Desk, served: Served) -> ASGIApp:
-    """The application. The engine is started and stopped by the caller."""
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """What routes are made from. The engine is started and stopped by the caller."""
+
+    engine: Engine
+    source: ModelSource
+    front: Front
+    dialect: Dialect
+    info: ReadyInfo
+    served: Served
+    record: Record
+    drain: Drain
+    door: Door = field(default_factory=Door)
+    log: Callable[[Entry], None] = lambda _: None
+
+
+def create_app(house: House) -> ASGIApp:
+    """The application."""
     app = FastAPI(title="core", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.max_body_bytes = house.door.max_body_bytes
     _add_error_handlers(app)
-    _add_health(app, engine)
+    _add_routes(app, house)
+    return _behind_door(app, house)
+
+
+def _add_routes(app: FastAPI, house: House) -> None:
+    engine, served = house.engine, house.served
+    desk = Desk(house.source, house.front, served.max_model_len, house.dialect)
+    add_health(app, engine, house.drain)
+    add_models(app, served)
+    add_generation(app, engine, desk, served, house.record)
+    add_responses(app, engine, desk, served, house.record)
+    add_messages(app, engine, desk, served, house.record)
+    add_tokens(app, desk, served)
+    add_embeddings(app, engine, desk, house.front, house.source, served)
     add_kv(app, engine)
-    _add_models(app, served)
-
-    @app.post("/v1/completions")
-    async def completions(http: Request) -> Response:
-        body = parse(await _read(http), CompletionBody)
-        sampling = body.sampling(served.defaults)
-        _check_model(body.model, served)
-        choices = await desk.completion(body, sampling)
-        return await _answer(http, body, TextShape(body, desk.tokenizer), sampling, choices, body.prompt_only)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(http: Request) -> Response:
-        body = parse(await _read(http), ChatBody)
-        sampling = body.sampling(served.defaults)
-        _check_model(body.model, served)
-        choices = await desk.chat(body, sampling)
-        return await _answer(http, body, ChatShape(body, desk.tokenizer), sampling, choices)
-
-    async def _answer(
-        http: Request,
-        body: ChatBody | CompletionBody,
-        shape: ChatShape | TextShape,
-        sampling: SamplingParams,
-        choices: list[Asked],
-        prompt_only: bool = False,
-    ) -> Response:
-        requests = [asked.request for asked in choices]
-        generation = Generation(engine, desk.tokenizer, requests, sampling, prompt_only)
-        answer = Answer(int(time.time()), body.model, choices, shape, generation)
-        if body.stream:
-            return await start_stream(http.receive, answer.events(body.stream_options or StreamOptions()))
-        return json_response(await unless_gone(http.receive, answer.whole()))
-
-    return RequestIds(app)
+    add_metrics(app, engine, _exposition(house))
+    add_page(app, house.info, served)
 
 
-def _check_model(asked: str, served: Served) -> None:
-    if asked not in served.names:
-        raise UnknownModelError(asked, served.names)
+def _exposition(house: House) -> Exposition:
+    info = house.info
+    values = {name: value for name, value, _ in info.plan}
+    cache = {
+        "block_size": str(info.page_tokens),
+        "num_gpu_blocks": str(info.num_kv_blocks),
+        "enable_prefix_caching": str(info.prefix_caching),
+        "gpu_memory_utilization": values["memory_utilization"],
+        "cache_dtype": values["dtype"],
+    }
+    labels = {"model_name": house.served.names[0], "engine": "0"}
+    return Exposition(house.record, labels, cache, house.door.old_metric_names)
 
 
-async def _read(http: Request) -> bytes:
-    raw = bytearray()
-    async for part in http.stream():
-        raw += part
-        if len(raw) > MAX_BODY_BYTES:
-            raise RequestError(f"the body is over {MAX_BODY_BYTES} bytes; send a shorter one")
-    return bytes(raw)
+def _behind_door(app: ASGIApp, house: House) -> ASGIApp:
+    """The layers of `server.door`, innermost first."""
+    door = house.door
+    app = Draining(app, house.drain)
+    if door.keys:
+        app = Keys(app, door.keys)
+    if door.origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=door.origins,
+            allow_credentials=door.credentials,
+            allow_methods=door.methods,
+            allow_headers=door.headers,
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
 
+    def done(entry: Entry) -> None:
+        house.record.answered(entry)
+        house.log(entry)
 
-def _add_health(app: FastAPI, engine: Engine) -> None:
-    @app.get("/health")
-    async def health() -> Response:
-        reason = engine.healthy()
-        if reason is None:
-            return json_response(b'{"status":"ok"}')
-        return json_response(error_body(503, reason, code="engine_not_running"), 503)
-
-
-def _add_models(app: FastAPI, served: Served) -> None:
-    started = int(time.time())
-    cards = {name: ModelCard(name, started, served.max_model_len, served.root) for name in served.names}
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return json_response(encode(ModelList(list(cards.values()))))
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        _check_model(name, served)
-        return json_response(encode(cards[name]))
+    return Journal(app, done)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -138,24 +157,3 @@ def _add_error_handlers(app: FastAPI) -> None:
     @handler(Exception)
     async def defect(_: Request, __: Exception) -> Response:
         return json_response(error_body(500, "internal error; the server's log says more"), 500)
-
-
-class RequestIds:
-    """Gives every response an X-Request-Id: the client's own, or a new one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given or new_request_id("req")
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)

@@ -5,18 +5,22 @@ input leaves the event loop, so that a long prompt does not stall other clients'
 """
 
 import asyncio
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from core.engine.defaults import fit
 from core.engine.front import Front
 from core.errors import RequestError
-from core.model.chat_template import render
 from core.model.source import ModelSource
-from core.request import MAX_N, Request, SamplingParams, new_request_id
-from server.schema import ChatBody, CompletionBody, Message, Prompt
+from core.request import MAX_N, Request, SamplingParams, Structured, new_request_id
+from server.conversation import ChatBody
+from server.dialect import Dialect
+from server.reader import Parsers
+from server.schema import Body, CompletionBody, Prompt
+from server.template import prompt_of
 
 T = TypeVar("T")
 
@@ -28,10 +32,15 @@ MAX_CHOICES = 1024
 
 
 class Asked(NamedTuple):
-    """One choice: what the engine is asked, and the prompt where it was sent as text."""
+    """One choice: what the engine is asked.
+
+    prompt    where it was sent as text, or in a chat what the answer begins with
+    parsers   what to look for in the output
+    """
 
     request: Request
     prompt: str | None
+    parsers: Parsers
 
 
 class Desk:
@@ -40,24 +49,54 @@ class Desk:
     max_model_len   tokens of a prompt with its output
     """
 
-    def __init__(self, source: ModelSource, front: Front, max_model_len: int) -> None:
+    def __init__(self, source: ModelSource, front: Front, max_model_len: int, dialect: Dialect) -> None:
         self.tokenizer = source.tokenizer()
         self._front = front
-        self._source = source
+        self._dialect = dialect
         self._max_model_len = max_model_len
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model may reason before it answers."""
+        return self._dialect.reasoning is not None
 
     async def chat(self, body: ChatBody, sampling: SamplingParams) -> list[Asked]:
         """The n choices of a conversation."""
         request_id = new_request_id("chatcmpl")
-        size = sum(len(message.content) for message in body.messages)
 
         def make() -> list[Asked]:
-            return self._choices(self._chat_ids(body.messages), None, body, sampling, request_id, 0)
+            text, parsers = prompt_of(body, self._dialect)
+            form = self._form(body, parsers)
+            held = msgspec.structs.replace(sampling, structured=form)
+            ids = self.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+            ids = body.truncated(ids, self._max_model_len)
+            begin = body.messages[-1].content if body.echo else None
+            return self._choices(ids, begin, parsers, body, held, request_id, 0)
 
-        try:
-            return await off_loop_if(size * sampling.n, make)
-        except RequestError as error:
-            raise _in_terms_of(body, error) from None
+        return await off_loop_if(body.num_chars * sampling.n, make)
+
+    def _form(self, body: ChatBody, parsers: Parsers) -> Structured | None:
+        """What outputs are held to: a form, or calls."""
+        form = body.form.structured if body.form else None
+        choice = body.choice
+        if choice != "none":
+            if body.form is not None:
+                raise RequestError(
+                    f"{body.form.field} asks for a form, and tools may be called: an output can be held to one "
+                    'of them, so leave one out, or send tool_choice "none"',
+                    body.form.field,
+                )
+            if choice == "auto" and not self._dialect.auto_tool_choice:
+                raise RequestError(
+                    "tool_choice is auto, which this server was started without (--no-enable-auto-tool-choice): "
+                    "send none, required, or the name of a function",
+                    "tool_choice",
+                )
+            parallel = body.parallel_tool_calls is not False
+            form = self._dialect.tools.held_to(body.callable, choice == "required", parallel)
+        if form is not None and parsers.reasoning is not None:
+            form = parsers.reasoning.before(form, parsers.start)
+        return form
 
     async def completion(self, body: CompletionBody, sampling: SamplingParams) -> list[Asked]:
         """The n choices of each prompt, prompt by prompt."""
@@ -78,15 +117,19 @@ class Desk:
         self, prompt: Prompt, body: CompletionBody, sampling: SamplingParams, request_id: str, first: int
     ) -> list[Asked]:
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True)
-            return self._choices(ids, prompt, body, sampling, request_id, first)
-        return self._choices(prompt, None, body, sampling, request_id, first)
+            whole = self.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+        else:
+            whole = prompt
+        ids = body.truncated(whole, self._max_model_len)
+        text = prompt if isinstance(prompt, str) and len(ids) == len(whole) else None
+        return self._choices(ids, text, Parsers(), body, sampling, request_id, first)
 
     def _choices(
         self,
         ids: list[int],
         prompt: str | None,
-        body: ChatBody | CompletionBody,
+        parsers: Parsers,
+        body: Body,
         sampling: SamplingParams,
         request_id: str,
         first: int,
@@ -99,26 +142,12 @@ class Desk:
         )
         # At least one, so that an n that is out of range is refused.
         indices = range(max(1, sampling.n))
-        return [Asked(make(request_id=f"{request_id}-{first + i}", index=i), prompt) for i in indices]
+        return [Asked(make(request_id=f"{request_id}-{first + i}", index=i), prompt, parsers) for i in indices]
 
-    def _chat_ids(self, messages: Sequence[Message]) -> list[int]:
-        if self._source.chat_template is None:
-            raise RequestError(f"{self._source.name} has no chat template; use /v1/completions", "messages")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        text = render(self._source.chat_template, turns, special_tokens=self._source.special_tokens)
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-
-def _in_terms_of(body: ChatBody, error: RequestError) -> RequestError:
-    """The same error under the names of the fields that the client sent."""
-    names = {"logprobs": "top_logprobs"}
-    if body.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    message = str(error)
-    for name, sent in names.items():
-        message = re.sub(rf"\b{name}\b", sent, message)
-    param = error.param or ""
-    return RequestError(message, {"prompt": "messages", **names}.get(param, error.param))
+    def chat_ids(self, body: ChatBody) -> list[int]:
+        """The prompt that a conversation makes. Raises: RequestError where the model has no template for it."""
+        text = prompt_of(body, self._dialect).text
+        return self.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 
 async def off_loop_if(size: int, work: Callable[[], T]) -> T:

@@ -9,6 +9,7 @@ import typer
 
 from core.errors import CoreError
 from server.commands import bench, chat, convert, devices, generate, kv, plan, serve
+from server.commands.refused import refuse
 
 app = typer.Typer(
     name="core",
@@ -46,6 +47,7 @@ def main() -> NoReturn:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded, here or in a process from here
     add_commands()
     try:
+        refuse(sys.argv[1:])
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CoreError as error:
         code = fail(str(error))

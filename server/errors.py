@@ -1,7 +1,7 @@
 """Errors as OpenAI clients expect them: an HTTP status and `{"error": {message, type, param, code}}`.
 
-RequestError 400 (never 422) · unknown model 404 · CapacityError 429, or 503 when nothing more is taken ·
-DeviceError 500, or 503 when the engine is not running.
+RequestError 400 (never 422) · unknown model 404 · a body too long 413 · CapacityError 429, or 503 when
+nothing more is taken · DeviceError 500, or 503 when the engine is not running.
 """
 
 import math
@@ -20,6 +20,16 @@ class UnknownModelError(RequestError):
         super().__init__(f"the model {asked!r} is not served here; served: {', '.join(served)}", "model")
 
 
+class TooLargeError(RequestError):
+    """The body is longer than the operator allows."""
+
+    def __init__(self, num_bytes: int, limit: int) -> None:
+        super().__init__(
+            f"the body has {num_bytes} bytes or more, and the limit is {limit}: send less, "
+            "or have --max-body-bytes raised"
+        )
+
+
 class EngineDownError(DeviceError):
     """The engine process is not running."""
 
@@ -29,6 +39,8 @@ def status_of(error: CoreError) -> int:
     match error:
         case UnknownModelError():
             return 404
+        case TooLargeError():
+            return 413
         case RequestError():
             return 400
         case CapacityError(retry_after_s=None) | EngineDownError():

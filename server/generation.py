@@ -12,20 +12,27 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive
 
-from core.engine.output import Delta, TextOutput
 from core.engine.snapshot import Snapshot
-from core.errors import DeviceError
+from core.errors import CoreError, DeviceError, RequestError
 from core.request import Request, SamplingParams, SequenceOutput
+from server.chat import Asked
 from server.errors import EngineDownError
+from server.reader import Read
 
 T = TypeVar("T")
 
 
 class Engine(Protocol):
-    """What the server needs of `core.engine.client.EngineClient`."""
+    """What routes need: `server.gate.Gate`."""
 
     def add(self, request: Request) -> AsyncGenerator[SequenceOutput, None]:
         """Outputs of a request; closing the generator aborts it."""
+
+    async def embed(self, request: Request) -> SequenceOutput:
+        """The one output of a request for an embedding."""
+
+    def stopped(self, request_id: str) -> None:
+        """A stop string was found: that the request is closed now is its regular end."""
 
     def healthy(self) -> str | None:
         """None, or what is wrong."""
@@ -45,12 +52,13 @@ class Counts:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    reasoning: int = 0
 
 
 class Generation:
-    """All choices of one client request. Iterate `deltas` once; close it to abort.
+    """All choices of one client request. Iterate `reads` once; close it to abort.
 
-    tokenizer     turns ids into text, see `core.engine.output`
+    tokenizer     turns ids into text
     prompt_only   nothing is to be generated: the token that the engine has to draw is dropped, and not counted
     """
 
@@ -58,40 +66,40 @@ class Generation:
         self,
         engine: Engine,
         tokenizer: Any,
-        requests: Sequence[Request],
+        choices: Sequence[Asked],
         sampling: SamplingParams,
         prompt_only: bool = False,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._requests = requests
+        self._choices = choices
         self._sampling = sampling
         self._prompt_only = prompt_only
-        self.counts = Counts(prompt=sum(len(request.prompt_ids) for request in requests[:: sampling.n]))
+        self.counts = Counts(prompt=sum(len(asked.request.prompt_ids) for asked in choices[:: sampling.n]))
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+    async def reads(self) -> AsyncGenerator[tuple[int, Read]]:
         """(index of the choice, what one step added to it), until every choice has finished.
 
         Raises: CapacityError, DeviceError, EngineDownError; then the other choices are aborted too.
         """
-        if len(self._requests) == 1:
-            async with aclosing(self._choice(0, self._requests[0])) as choice:
-                async for delta in choice:
-                    yield 0, delta
+        if len(self._choices) == 1:
+            async with aclosing(self._choice(0, self._choices[0])) as choice:
+                async for read in choice:
+                    yield 0, read
             return
         async with aclosing(self._merged()) as merged:
             async for item in merged:
                 yield item
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, Delta]]:
-        ready: asyncio.Queue[tuple[int, Delta | asyncio.Task[None]]] = asyncio.Queue()
+    async def _merged(self) -> AsyncGenerator[tuple[int, Read]]:
+        ready: asyncio.Queue[tuple[int, Read | asyncio.Task[None]]] = asyncio.Queue()
 
-        async def pump(index: int, request: Request) -> None:
-            async with aclosing(self._choice(index, request)) as choice:
-                async for delta in choice:
-                    ready.put_nowait((index, delta))
+        async def pump(index: int, asked: Asked) -> None:
+            async with aclosing(self._choice(index, asked)) as choice:
+                async for read in choice:
+                    ready.put_nowait((index, read))
 
-        tasks = [asyncio.create_task(pump(i, request)) for i, request in enumerate(self._requests)]
+        tasks = [asyncio.create_task(pump(i, asked)) for i, asked in enumerate(self._choices)]
         for task in tasks:
             task.add_done_callback(lambda ended: ready.put_nowait((0, ended)))
         try:
@@ -106,29 +114,40 @@ class Generation:
         finally:
             await _cancel(tasks)
 
-    async def _choice(self, index: int, request: Request) -> AsyncGenerator[Delta]:
-        text = TextOutput(self._tokenizer, self._sampling, request.prompt_ids)
+    async def _choice(self, index: int, asked: Asked) -> AsyncGenerator[Read]:
+        request = asked.request
+        reader = asked.parsers.open(self._tokenizer, self._sampling, request.prompt_ids)
         outputs = self._engine.add(request)
         cached = 0
         try:
             async with aclosing(outputs):
                 async for output in outputs:
                     if output.finish_reason == "error":
-                        raise DeviceError(output.error or "the engine could not finish this request")
+                        raise _error(output)
                     if index % self._sampling.n == 0:
                         self.counts.cached += max(0, output.num_cached - cached)
                         cached = max(cached, output.num_cached)
-                    delta = text.push(output)
+                    read = reader.push(output)
                     if self._prompt_only:
-                        delta = Delta("", [], "length", None, [], delta.prompt_logprobs)
-                    self.counts.completion += len(delta.token_ids)
-                    yield delta
-                    if delta.finish_reason is not None:
+                        read = Read("", [], "length", None, [], read.prompt_logprobs)
+                    self.counts.completion += len(read.token_ids)
+                    self.counts.reasoning += read.num_reasoning
+                    if read.finish_reason == "stop" and output.finish_reason is None:
+                        self._engine.stopped(request.request_id)
+                    yield read
+                    if read.finish_reason is not None:
                         return
         except DeviceError as error:
             if self._engine.healthy() is None:
                 raise
             raise EngineDownError(str(error)) from None
+
+
+def _error(output: SequenceOutput) -> CoreError:
+    reason = output.error or "the engine could not finish this request"
+    if not output.refused:
+        return DeviceError(reason)
+    return RequestError(reason, "structured" if reason.startswith("structured ") else None)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -60,10 +60,10 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     page, length = 16, context + num_steps + 64
     blocks = -(-length // page)
     cache = KVCache([KVGroup(1, 1, 1)], [num_seqs * blocks + 1], page, prefix=True)
-    limits = {"max_tokens": num_seqs * context, "max_seqs": num_seqs, "max_model_len": length}
-    scheduler = Scheduler(cache, **limits, spec=b"cost")
+    tokens = num_seqs * context
+    scheduler = Scheduler(cache, max_tokens=tokens, max_seqs=num_seqs, max_model_len=length, spec=b"cost")
     rows = Rows(num_seqs + 1, blocks, 1)
-    sizes = {"max_tokens": limits["max_tokens"], "max_seqs": num_seqs, "max_blocks": blocks}
+    sizes = {"max_tokens": tokens, "max_seqs": num_seqs, "max_blocks": blocks}
     packer = Packer(
         HostDevice(),
         torch.device("cpu"),

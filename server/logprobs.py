@@ -5,7 +5,7 @@ tokens. Special tokens, and a token that ended the output, add nothing. A token 
 written `bytes:\\xf0\\x9f`, as OpenAI does, so that no two tokens look the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -68,16 +68,23 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class Spelling:
-    """How tokens are written."""
+    """How tokens are written.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    hidden_ids   add nothing to the text
+    as_ids       tokens are written "token_id:17"
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden_ids: Collection[int], as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._hidden_ids = hidden_ids
+        self._as_ids = as_ids
 
     def added_bytes(self, token_id: int) -> bytes:
-        special = token_id in self._tokenizer.special_ids
-        return b"" if special else self._tokenizer.token_bytes(token_id)
+        return b"" if token_id in self._hidden_ids else self._tokenizer.token_bytes(token_id)
 
     def text(self, token_id: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token_id}"
         try:
             return self._tokenizer.token_bytes(token_id).decode()
         except UnicodeDecodeError:
@@ -133,9 +140,9 @@ class Offsets:
     A token that begins inside a character begins where that character does.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int], start: int) -> None:
-        """`context_ids` come before the text at `start`."""
-        self._detokenizer = Detokenizer(tokenizer, context_ids)
+    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int], start: int, skip: bool) -> None:
+        """`context_ids` come before the text at `start`. `skip`: special tokens are no part of it."""
+        self._detokenizer = Detokenizer(tokenizer, context_ids, skip)
         self._at = start
 
     def of(self, token_ids: Sequence[int]) -> list[int]:

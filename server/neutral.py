@@ -9,63 +9,63 @@ import msgspec
 
 from core.errors import RequestError
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
+Neutral = dict[str, tuple[Any, ...]]
+
+NEUTRAL: Neutral = {
     "audio": (),
     "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
+    "data_parallel_rank": (),
+    "early_stopping": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
+    "guided_decoding_backend": ("auto", "llguidance", "guidance"),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1.0,),
+    "logprob_token_ids": ([],),
     "metadata": ({},),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_key": (),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "safety_identifier": (),
+    "separate_reasoning": (True,),
     "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
+    "session_id": (),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": (),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
+    "thinking_token_budget": (),
     "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
 }
 """Field of a body -> the values, besides null, that ask for no effect."""
 
-NEUTRAL_IN_CHAT: dict[str, tuple[Any, ...]] = {"echo": (False,)}
-"""The same, for conversations alone."""
-
-NEUTRAL_IN_COMPLETION: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,)}
+NEUTRAL_IN_COMPLETION: Neutral = {
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "include_reasoning": (True,),
+    "parallel_tool_calls": (True,),
+    "reasoning_effort": (),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
 """The same, for completions alone."""
 
-NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
+NEUTRAL_IN_MESSAGE: Neutral = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "name": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_calls": ([],),
 }
 """The same for fields of a message: clients send whole answers back as history."""
 
 
-def without_neutral(value: Any, table: dict[str, tuple[Any, ...]], prefix: str = "") -> Any:
+def without_neutral(value: Any, table: Neutral, prefix: str = "") -> Any:
     """`value` without those fields of `table` that ask for nothing. Raises: RequestError for one that asks."""
     if not isinstance(value, dict):
         return value

@@ -1,16 +1,16 @@
 """The server process: it listens, starts the engine process, and ends when told to or when the engine is dead.
 
-This process never imports torch. Exit codes: 0 after SIGINT or SIGTERM, 1 when the engine died and was not to
-be restarted; what cannot be started at all is a CoreError.
+At SIGTERM or SIGINT it takes nothing more, lets what runs finish as long as it may, then fails the rest in words and
+ends; at the second one at once. This process never imports torch. Exit codes: 0 after a signal, 1 when the engine died
+and was not to be restarted; what cannot be started at all is a CoreError.
 """
 
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import uvicorn
@@ -19,18 +19,24 @@ from starlette.types import ASGIApp
 from core.config import EngineConfig
 from core.engine.client import EngineClient
 from core.engine.front import Front
-from core.errors import ConfigError
 from server import defaults
-from server.app import Served, create_app
-from server.chat import Desk
+from server.app import Door, House, create_app
+from server.dialect import Wishes, resolve
+from server.door import Drain
+from server.gate import Gate, Limits
+from server.listen import Address
+from server.logs import Format, Log, open_log
+from server.metrics import Record
 from server.models import open_model
-from server.show import log, log_plan, table
+from server.served import Served
 
 FAILURE_LINGER_S = 3.0
 """How long a server with a dead engine still answers 503, so that probes and clients see why it goes."""
 
-DRAIN_S = 5
-"""How long running requests may take to finish when the server is told to stop."""
+FAREWELL_S = 2
+"""How long requests that were failed may take to be told so."""
+
+CUT_SHORT = "the server was shut down before this request was done"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,71 +45,67 @@ class Options:
 
     names                the model's, for clients
     generation_config    see `server.defaults.resolve`, with its override
+    wishes               how the model talks
+    shutdown_timeout_s   how long running requests may take to finish when the server is told to stop
     """
 
-    host: str
-    port: int
+    address: Address
     names: tuple[str, ...]
     on_failure: Literal["exit", "restart"]
     generation_config: defaults.Mode
     override: str
+    wishes: Wishes = field(default_factory=Wishes)
+    door: Door = field(default_factory=Door)
+    limits: Limits = field(default_factory=Limits)
+    shutdown_timeout_s: float = 5.0
+    log_format: Format = "text"
 
 
 def run(config: EngineConfig, options: Options) -> int:
     """Serve until told to stop. Returns the exit code. Raises: CoreError when nothing could be started."""
-    return asyncio.run(_until_signalled(_serve(config, _bind(options.host, options.port), options)))
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket; it refuses connections until the server is ready."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; see --host and --port") from None
-    return listener
+    options.address.check()
+    with options.address.bind() as listener:
+        try:
+            return asyncio.run(_until_signalled(_serve(config, listener, options)))
+        finally:
+            options.address.clean_up()
 
 
 async def _serve(config: EngineConfig, listener: socket.socket, options: Options) -> int:
     source = open_model(config.model)
     sampling, decided = defaults.resolve(source, options.generation_config, options.override)
-    client = await EngineClient.start(config, on_failure=options.on_failure)
+    dialect, spoken = resolve(source, options.wishes)
+    log = open_log(options.log_format)
+    client = await EngineClient.start(config, options.on_failure, json_logs=options.log_format == "json")
     try:
-        log_plan(client.info.plan, client.info.kernels, client.info.notes)
-        if decided:
-            log.print(table("Sampling, where a request says nothing", ("what", "value", "decided by"), decided))
-        max_model_len = client.info.max_model_len
-        served = Served(options.names, config.model, max_model_len, sampling)
-        desk = Desk(source, Front(client.info, source.eos_ids, source.tokenizer().encode), max_model_len)
-        return await _answer(create_app(client, desk, served), listener, client, options.names[0])
+        info, record, drain = client.info, Record(), Drain()
+        log.plan(info, [*decided, *spoken])
+        if not (options.address.is_local or options.door.keys):
+            log.warn(f"anybody who reaches {options.address.host} may use this server: give --api-key to prevent it")
+        app = create_app(
+            House(
+                engine=Gate(client, options.limits, record),
+                source=source,
+                front=Front(info, source.eos_ids, source.tokenizer().encode),
+                dialect=dialect,
+                info=info,
+                served=Served(options.names, config.model, info.max_model_len, sampling),
+                record=record,
+                drain=drain,
+                door=options.door,
+                log=log.request,
+            )
+        )
+        return await _answer(_Server(app, options, log), listener, client, drain, options.shutdown_timeout_s)
     finally:
         await client.stop()
-
-
-async def _answer(app: ASGIApp, listener: socket.socket, client: EngineClient, name: str) -> int:
-    server = _Server(app, name)
-    watch = asyncio.create_task(_stop_when_failed(server, client))
-    with _signals(server.stop):
-        await server.serve([listener])
-    watch.cancel()
-    if client.failed.is_set():
-        print(f"error: {client.healthy()}", file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
-
-
-async def _stop_when_failed(server: "_Server", client: EngineClient) -> None:
-    await client.failed.wait()
-    await asyncio.sleep(FAILURE_LINGER_S)
-    server.stop()
 
 
 class _Server(uvicorn.Server):
     """uvicorn, except that signals are ours: its handlers end the process before the engine can be stopped."""
 
-    def __init__(self, app: ASGIApp, name: str) -> None:
+    def __init__(self, app: ASGIApp, options: Options, log: Log) -> None:
+        address = options.address
         super().__init__(
             uvicorn.Config(
                 app,
@@ -111,10 +113,15 @@ class _Server(uvicorn.Server):
                 ws="none",
                 log_level="warning",
                 access_log=False,
-                timeout_graceful_shutdown=DRAIN_S,
+                timeout_graceful_shutdown=FAREWELL_S,
+                ssl_keyfile=address.ssl_keyfile,
+                ssl_certfile=address.ssl_certfile,
+                log_config=None if options.log_format == "json" else uvicorn.config.LOGGING_CONFIG,
             )
         )
-        self._name = name
+        self._name = options.names[0]
+        self._address = address
+        self.log = log
 
     def stop(self) -> None:
         self.should_exit = True
@@ -125,9 +132,44 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets
-        host, port = sockets[0].getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
-        print(f"{self._name} is served at http://{host}:{port}/v1", file=sys.stderr)  # noqa: T201
+        self.log.serving(self._name, self._address.url(sockets[0]))
+
+
+async def _answer(
+    server: _Server, listener: socket.socket, client: EngineClient, drain: Drain, timeout_s: float
+) -> int:
+    tasks = [asyncio.create_task(_stop_when_failed(server, client))]
+
+    def stop() -> None:
+        if drain.reason:
+            client.fail(CUT_SHORT)
+            server.stop()
+            return
+        drain.begin("the server is shutting down")
+        tasks.append(asyncio.create_task(_drain(server, client, drain, timeout_s)))
+
+    with _signals(stop):
+        await server.serve([listener])
+    for task in tasks:
+        task.cancel()
+    if client.failed.is_set():
+        server.log.fail(client.healthy() or "the engine failed")
+        return 1
+    return 0
+
+
+async def _drain(server: _Server, client: EngineClient, drain: Drain, timeout_s: float) -> None:
+    """Let what runs finish, fail what does not in time, and end."""
+    if not await drain.idle(timeout_s):
+        client.fail(CUT_SHORT)
+        await drain.idle(FAREWELL_S)
+    server.stop()
+
+
+async def _stop_when_failed(server: _Server, client: EngineClient) -> None:
+    await client.failed.wait()
+    await asyncio.sleep(FAILURE_LINGER_S)
+    server.stop()
 
 
 async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:

@@ -1,21 +1,24 @@
-"""What a client may send: bodies of /v1/completions and /v1/chat/completions.
+"""What a client may send: fields of both endpoints, and the body of /v1/completions. For chats see `conversation`.
 
 Every field takes effect or is refused by name; null asks for nothing. `neutral.py` holds the fields without effect
 yet. Ranges are checked by core.
 """
 
 import re
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from core.errors import RequestError
 from core.request import SamplingParams
-from server.neutral import NEUTRAL, NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETION, NEUTRAL_IN_MESSAGE, without_neutral
+from server.form import FormFields
+from server.neutral import NEUTRAL, NEUTRAL_IN_COMPLETION, Neutral
+from server.strict import Strict
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_PROMPTS = 256
 
 OPENAI_MAX_TOKENS = 16
@@ -36,19 +39,7 @@ def _ids_as_keys(value: Any) -> Any:
     return {int(key): bias for key, bias in value.items()}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    neutral_prefix: ClassVar[str] = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, value: Any) -> Any:
-        return without_neutral(value, cls.neutral, cls.neutral_prefix)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream reports besides text.
 
     include_usage            one last chunk with the token counts
@@ -56,14 +47,14 @@ class StreamOptions(_Strict):
     include_obfuscation      padding of chunks: not done, so only false is taken
     """
 
-    neutral = {"include_obfuscation": (False,)}
+    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,)}
     neutral_prefix = "stream_options."
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class _Body(_Strict):
+class Body(FormFields):
     """Fields that both endpoints share."""
 
     model: str
@@ -81,7 +72,7 @@ class _Body(_Strict):
     n: int | None = None
     seed: int | None = None
     min_tokens: int | None = None
-    stop: list[str] = []
+    stop: Annotated[list[str], Field(default_factory=list)]
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
@@ -90,6 +81,17 @@ class _Body(_Strict):
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name of the same
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: Annotated[str | None, Field(pattern="^[!-~]{1,256}$")] = None
+    stream_interval: Annotated[int | None, Field(ge=1)] = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -99,10 +101,54 @@ class _Body(_Strict):
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _options_need_stream(self) -> "_Body":
+    def _options_need_stream(self) -> "Body":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed when stream is true")
         return self
+
+    @field_validator("stream_interval")
+    @classmethod
+    def _interval_needs_stream(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("is only allowed when stream is true")
+        return value
+
+    @field_validator("spaces_between_special_tokens")
+    @classmethod
+    def _no_spaces(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if value and info.data.get("skip_special_tokens") is False:
+            raise ValueError("is true: special tokens are written without spaces around them; leave it out")
+        return value
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _some_tokens(cls, value: int | None) -> int | None:
+        if value is not None and value < 1 and value != -1:
+            raise ValueError(f"is {value}: it must be at least 1, or -1 for as many as have room")
+        return value
+
+    @field_validator("truncation_side")
+    @classmethod
+    def _needs_truncation(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("truncate_prompt_tokens") is None:
+            raise ValueError("is only allowed with truncate_prompt_tokens")
+        return value
+
+    def truncated(self, ids: list[int], max_model_len: int) -> list[int]:
+        """The part of a prompt that is asked for: its last tokens, or with truncation_side "right" its first.
+
+        Raises: RequestError when more is asked for than the model takes.
+        """
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return ids
+        room = max_model_len - (self.max_new_tokens or 1)
+        if most > max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens is {most}: the model takes at most {max_model_len}", "truncate_prompt_tokens"
+            )
+        most = max(1, room) if most == -1 else most
+        return ids[:most] if self.truncation_side == "right" else ids[-most:]
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -114,31 +160,47 @@ class _Body(_Strict):
         """Likeliest tokens to report beside each token; None: no report."""
         raise NotImplementedError
 
+    @property
+    def shows_stops(self) -> bool:
+        """Whether what stops an output is part of its text."""
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        """Names of core -> names of the fields that the client sent."""
+        return {"structured": self.form.field} if self.form else {}
+
+    def wording(self) -> AbstractContextManager[None]:
+        """Errors raised in the block are in terms of the fields that the client sent."""
+        return in_terms_of(self.sent_names)
+
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The sampling asked for; what was left out is as in `defaults`."""
         fields = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         sequences = {name: tuple(getattr(self, name) or ()) for name in _SAMPLING_SEQUENCES}
         fields |= {"max_tokens": self.max_new_tokens, "logprobs": self.num_logprobs}
+        fields["structured"] = self.form.structured if self.form else None
+        fields["include_stop_str_in_output"] = self.shows_stops
         asked = {name: value for name, value in fields.items() if value is not None}
         return msgspec.structs.replace(defaults, **asked, **sequences)
 
 
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("logit_bias", "n", "seed", "min_tokens", "ignore_eos", "prompt_logprobs"),
+    *("logit_bias", "n", "seed", "min_tokens", "ignore_eos", "prompt_logprobs", "skip_special_tokens"),
 )
 """Fields that have one name in bodies and in `SamplingParams`."""
 
 _SAMPLING_SEQUENCES = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 
 
-class CompletionBody(_Body):
+class CompletionBody(Body):
     """POST /v1/completions. `prompt` becomes a list: n choices for each.
 
     echo   the text starts with the prompt, and log-probabilities with the prompt's
     """
 
-    neutral = NEUTRAL | NEUTRAL_IN_COMPLETION
+    neutral: ClassVar[Neutral] = NEUTRAL | NEUTRAL_IN_COMPLETION
 
     prompt: list[Any]
     echo: bool | None = None
@@ -179,102 +241,17 @@ class CompletionBody(_Body):
         return sampling
 
 
-class Message(_Strict):
-    """One turn. `content` becomes plain text; `developer` is today's name for the system role."""
-
-    neutral = NEUTRAL_IN_MESSAGE
-    neutral_prefix = "messages."
-
-    role: str
-    content: str
-
-    @field_validator("role")
-    @classmethod
-    def _role(cls, value: str) -> str:
-        if value not in ("system", "developer", "user", "assistant"):
-            raise ValueError(f"is {value!r}: it must be system, developer, user or assistant")
-        return "system" if value == "developer" else value
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _content(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        return "".join(_part_text(part) for part in value)
-
-
-class ChatBody(_Body):
-    """POST /v1/chat/completions."""
-
-    neutral = NEUTRAL | NEUTRAL_IN_CHAT
-
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value and not info.data.get("logprobs"):
-            raise ValueError("is only allowed when logprobs is true")
-        return value
-
-    @field_validator("messages")
-    @classmethod
-    def _some(cls, value: list[Message]) -> list[Message]:
-        if not value:
-            raise ValueError("must hold at least one message")
-        return value
-
-    @property
-    def max_new_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-
-BodyT = TypeVar("BodyT", bound=_Body)
-
-
-def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
-    """The checked body. Raises: RequestError naming the field at fault."""
+@contextmanager
+def in_terms_of(names: Mapping[str, str]) -> Iterator[None]:
+    """RequestErrors raised in the block have these other names for fields. (A prompt is always called one.)"""
     try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RequestError("the body must be a JSON object")
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise _as_request_error(error) from None
+        yield
+    except RequestError as error:
+        message = str(error)
+        for name, sent in names.items():
+            message = message if name == "prompt" else re.sub(rf"\b{name}\b", sent, message)
+        raise RequestError(message, names.get(error.param or "", error.param)) from None
 
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
-
-
-def _part_text(part: Any) -> str:
-    if not isinstance(part, dict):
-        raise ValueError('parts must be objects like {"type": "text", "text": ...}')
-    if part.get("type") != "text":
-        raise ValueError(f"a part of type {part.get('type')!r}: only text parts are served")
-    text = part.get("text")
-    if not isinstance(text, str) or part.keys() != {"type", "text"}:
-        raise ValueError("a text part must hold type and text, a string, and nothing else")
-    return text
-
-
-def _as_request_error(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    param = str(first["loc"][0]) if first["loc"] else None
-    if first["type"] == "extra_forbidden":
-        return RequestError(f"{path} is not a field of this request; leave it out", param)
-    if first["type"] == "missing":
-        return RequestError(f"{path} is missing", param)
-    reason = first["msg"].removeprefix("Value error, ")
-    return RequestError(f"{path}: {reason}" if path else reason, param)

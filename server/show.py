@@ -65,7 +65,7 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
 def open_llm(config: "EngineConfig") -> "LLM":
     """The engine in this process, with a bar while it loads. Raises: ConfigError, PluginError."""
     from core.engine.llm import LLM
-    from core.engine.progress import loading_bar
+    from core.engine.progress import starting_bars
 
-    with loading_bar() as done:
-        return LLM(**msgspec.structs.asdict(config), progress=done)
+    with starting_bars() as bars:
+        return LLM(**msgspec.structs.asdict(config), progress=bars.loading, compiling=bars.compiling)

@@ -20,7 +20,7 @@ from server.chat import Asked, off_loop_if
 from server.errors import core_error_body
 from server.generation import ClientGoneError, Generation, unless_gone
 from server.responses import Reply, Usage, encode, usage
-from server.schema import StreamOptions
+from server.schema import Body, StreamOptions
 from server.shapes import ChatShape, Part, TextShape
 
 DONE = b"data: [DONE]\n\n"
@@ -35,23 +35,30 @@ def event(body: bytes) -> bytes:
 
 
 class Answer:
-    """One answer in the making: what it is called, its choices, its shape, and the generation it comes from."""
+    """One answer in the making: its choices, its shape, and the generation it comes from."""
 
     def __init__(
         self,
         created: int,
-        model: str,
+        body: Body,
         choices: Sequence[Asked],
         shape: ChatShape | TextShape,
         generation: Generation,
     ) -> None:
-        self._head = (choices[0].request.request_id.removesuffix("-0"), created, model)
+        self._head = (self._id(body, choices), created, body.model)
+        self._interval = body.stream_interval or 1
         self._writers = [shape.writer(asked) for asked in choices]
         self._shape = shape
         self._generation = generation
 
+    @staticmethod
+    def _id(body: Body, choices: Sequence[Asked]) -> str:
+        """With the client's own id in it, where it gave one."""
+        own = choices[0].request.request_id.removesuffix("-0")
+        return f"{own.partition('-')[0]}-{body.request_id}" if body.request_id else own
+
     async def whole(self) -> bytes:
-        """The body of a response that is not streamed. Raises: what `Generation.deltas` raises."""
+        """The body of a response that is not streamed. Raises: what `Generation.reads` raises."""
         parts: dict[int, Part] = {}
         async with aclosing(self._parts()) as coming:
             async for index, part in coming:
@@ -60,13 +67,13 @@ class Answer:
                 else:
                     parts[index] = part
         choices = [self._shape.full(i, parts[i]) for i in sorted(parts)]
-        return self._encode(self._shape.whole, choices, self._usage(), self._shape.beside_choices(0, parts[0]))
+        return self._encode(self._shape.whole, choices, self._usage(), **self._shape.beside_choices(0, parts[0]))
 
     async def events(self, options: StreamOptions) -> AsyncGenerator[bytes]:
-        """The events of a streamed response. Raises: what `Generation.deltas` raises, before the first event only."""
+        """The events of a streamed response. Raises: what `Generation.reads` raises, before the first event only."""
         sent: set[int] = set()
         try:
-            async with aclosing(self._parts()) as coming:
+            async with aclosing(self._paced()) as coming:
                 async for index, part in coming:
                     data = self._events_of(index, part, options, first=index not in sent)
                     sent.add(index)
@@ -82,10 +89,24 @@ class Answer:
         yield DONE
 
     async def _parts(self) -> AsyncGenerator[tuple[int, Part]]:
-        async with aclosing(self._generation.deltas()) as deltas:
-            async for index, delta in deltas:
-                make = partial(self._writers[index].part, delta)
-                yield index, await off_loop_if(len(delta.prompt_logprobs) * TOKEN_CHARS, make)
+        async with aclosing(self._generation.reads()) as reads:
+            async for index, read in reads:
+                make = partial(self._writers[index].part, read)
+                yield index, await off_loop_if(len(read.prompt_logprobs) * TOKEN_CHARS, make)
+
+    async def _paced(self) -> AsyncGenerator[tuple[int, Part]]:
+        """Parts of `stream_interval` tokens. The first one of a choice, and its end, do not wait."""
+        held: dict[int, Part] = {}
+        begun: set[int] = set()
+        async with aclosing(self._parts()) as parts:
+            async for index, part in parts:
+                if index in held:
+                    held[index].extend(part)
+                else:
+                    held[index] = part
+                if index not in begun or part.finish_reason or held[index].num_tokens >= self._interval:
+                    begun.add(index)
+                    yield index, held.pop(index)
 
     def _events_of(self, index: int, part: Part, options: StreamOptions, first: bool) -> bytes:
         """Events for one step of one choice: none where a step gave nothing to show (yet)."""
@@ -94,17 +115,18 @@ class Answer:
             choices.append(self._shape.piece(index, part))
         counts = self._usage() if options.continuous_usage_stats else None
         shown = counts if options.include_usage or counts else UNSET
-        beside = [*[UNSET] * (len(choices) - 1), self._shape.beside_choices(index, part)]
-        encoded = [self._encode(self._shape.chunk, [c], shown, b) for c, b in zip(choices, beside, strict=False)]
+        beside: list[dict[str, Any]] = [{}] * (len(choices) - 1)
+        beside.append(self._shape.beside_choices(index, part))
+        encoded = [self._encode(self._shape.chunk, [c], shown, **b) for c, b in zip(choices, beside, strict=False)]
         return b"".join(map(event, encoded))
 
-    def _encode(self, kind: str, choices: list[Any], counts: Any, prompt_logprobs: Any = UNSET) -> bytes:
+    def _encode(self, kind: str, choices: list[Any], counts: Any, **beside: Any) -> bytes:
         answer_id, created, model = self._head
-        return encode(Reply(answer_id, kind, created, model, choices, counts, prompt_logprobs))
+        return encode(Reply(answer_id, kind, created, model, choices, counts, **beside))
 
     def _usage(self) -> Usage:
         counts = self._generation.counts
-        return usage(counts.prompt, counts.completion, counts.cached)
+        return usage(counts.prompt, counts.completion, counts.cached, counts.reasoning)
 
 
 class EventStream(Response):

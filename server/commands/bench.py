@@ -1,16 +1,18 @@
-"""`core bench`: how fast this machine is with a model, in this process."""
+"""`core bench`: how fast this machine is with a model, in this process; and `serve`, load on a server."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from server.commands import bench_serve
 from server.commands.options import parse_count, with_engine
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from server.measure import Result
 
-app = typer.Typer(help="Measure speed, in this process.")
+app = typer.Typer(help="Measure speed: in this process, or of a server.")
+app.command("serve")(bench_serve.serve)
 
 BATCH_SIZES = [1, 8, 32]
 PREFILL_LENS = [512, 2048]

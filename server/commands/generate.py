@@ -88,7 +88,7 @@ def _show(llm: "LLM", output: "RequestOutput", sampling: "SamplingParams") -> No
         typer.echo(f"[{output.index}]")
     typer.echo(output.text)
     if sampling.logprobs is not None:
-        text = Spelling(llm.tokenizer).text
+        text = Spelling(llm.tokenizer, llm.tokenizer.special_ids).text
         rows = [
             (
                 repr(text(token_id)),

@@ -14,6 +14,7 @@ TIMEOUT_S = 30.0  # the engine answers between two steps
 
 def kv(
     url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(envvar="CORE_API_KEY", help="Where the server wants one.")] = None,
     sequences: Annotated[int, typer.Option(min=0, max=1000, help="Sequences to show at most.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -23,7 +24,7 @@ def kv(
     from core.engine.snapshot import Snapshot
     from server.show import out, print_json
 
-    snapshot = msgspec.json.decode(_fetch(f"{url.rstrip('/')}/kv?sequences={sequences}"), type=Snapshot)
+    snapshot = msgspec.json.decode(_fetch(f"{url.rstrip('/')}/kv?sequences={sequences}", api_key), type=Snapshot)
     if as_json:
         print_json(snapshot)
         return
@@ -31,7 +32,7 @@ def kv(
         out.print(made)
 
 
-def _fetch(url: str) -> bytes:
+def _fetch(url: str, api_key: str | None) -> bytes:
     """The body of an answer. Raises: ConfigError when there is none."""
     import http.client
     import urllib.error
@@ -40,7 +41,8 @@ def _fetch(url: str) -> bytes:
     from core.errors import ConfigError
 
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
             body: bytes = answer.read()
             return body
     except urllib.error.HTTPError as error:

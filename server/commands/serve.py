@@ -1,38 +1,119 @@
-"""`core serve`: the engine process, and an OpenAI-compatible server in front of it."""
+"""`core serve`: the engine process, and an OpenAI-compatible server in front of it. Flags have vLLM's names where they
+mean the same."""
 
+import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.commands.options import with_engine
+from server.commands.options import count, with_engine
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
+
+KEY_VARIABLE = "CORE_API_KEY"
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """`["a", "b"]`, as vLLM takes it, or one value."""
+    try:
+        found = json.loads(text) if text.startswith("[") else [text]
+    except json.JSONDecodeError:
+        found = None
+    if not (isinstance(found, list) and all(isinstance(item, str) for item in found)):
+        raise typer.BadParameter(f'{text!r} is not a JSON list of strings such as ["https://example.org"]')
+    return tuple(found)
 
 
 @with_engine
 def serve(
     config: "EngineConfig",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on. The default is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
+    uds: Annotated[str | None, typer.Option(metavar="PATH", help="Listen on a Unix socket instead.")] = None,
+    ssl_keyfile: Annotated[str | None, typer.Option(metavar="PATH", help="Serve HTTPS: the key, in PEM.")] = None,
+    ssl_certfile: Annotated[str | None, typer.Option(metavar="PATH", help="And its certificate.")] = None,
+    api_key: Annotated[
+        list[str],
+        typer.Option(help=f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: ps shows flags."),
+    ] = [],  # noqa: B006
+    allowed_origins: Annotated[
+        str, typer.Option(metavar="JSON", help="Origins of web pages that may call: [] is none, * is all.")
+    ] = "[]",
+    allow_credentials: Annotated[
+        bool, typer.Option("--allow-credentials", help="Such pages may send credentials.")
+    ] = False,
+    allowed_methods: Annotated[str, typer.Option(metavar="JSON", help="Methods for such pages.")] = "*",
+    allowed_headers: Annotated[str, typer.Option(metavar="JSON", help="Headers for such pages.")] = "*",
     served_model_name: Annotated[list[str], typer.Option(help="Name for clients; repeatable. Default: MODEL.")] = [],  # noqa: B006
+    max_num_queued_reqs: Annotated[int | None, count("Requests that may wait; more get 429. Default: any.")] = None,
+    max_num_queued_tokens: Annotated[int | None, count("Prompt tokens that may wait; more get 429.")] = None,
+    max_body_bytes: Annotated[int, count("Longest body of a request; longer ones get 413.")] = "32M",  # type: ignore[assignment]
+    shutdown_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
+    ] = 5.0,
     on_engine_failure: Annotated[Literal["exit", "restart"], typer.Option(help="When the engine dies.")] = "exit",
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="json: one object a line, with one for each request.")
+    ] = "text",
+    old_metric_names: Annotated[
+        bool, typer.Option("--old-metric-names", help="Metrics also under names that vLLM had before.")
+    ] = False,
     generation_config: Annotated[
         Literal["auto", "none"], typer.Option(help="Sampling defaults from the model's generation_config.json.")
     ] = "auto",
     override_generation_config: Annotated[
         str, typer.Option(metavar="JSON", help='Sampling defaults that win, such as {"temperature": 0.5}.')
     ] = "{}",
+    chat_template: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A Jinja file in place of the model's own chat template.")
+    ] = None,
+    trust_request_chat_template: Annotated[
+        bool, typer.Option("--trust-request-chat-template", help="Requests may bring a chat_template (sandboxed).")
+    ] = False,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="How the model writes calls of tools. Default: as its template does.")
+    ] = None,
+    enable_auto_tool_choice: Annotated[bool, typer.Option(help="The model may choose by itself to call tools.")] = True,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help='How the model marks reasoning, or "none". Default: as its template does.')
+    ] = None,
 ) -> None:
-    """Serve a model to OpenAI clients: /v1/chat/completions, /v1/completions, /v1/models, /health."""
+    """Serve a model to OpenAI clients, on http://127.0.0.1:8000/v1, with a page for people at / and metrics at
+    /metrics."""
+    import os
+
+    from server.app import Door
+    from server.dialect import Wishes, read_template
+    from server.gate import Limits
+    from server.listen import Address
     from server.run import Options, run
 
+    keys = (*api_key, *filter(None, [os.environ.get(KEY_VARIABLE)]))
     options = Options(
-        host=host,
-        port=port,
+        address=Address(host=host, port=port, uds=uds, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile),
         names=tuple(served_model_name) or (config.model,),
         on_failure=on_engine_failure,
         generation_config=generation_config,
         override=override_generation_config,
+        wishes=Wishes(
+            chat_template=read_template(chat_template) if chat_template else None,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+            auto_tool_choice=enable_auto_tool_choice,
+            request_templates=trust_request_chat_template,
+        ),
+        door=Door(
+            keys=keys,
+            origins=parse_list(allowed_origins),
+            credentials=allow_credentials,
+            methods=parse_list(allowed_methods),
+            headers=parse_list(allowed_headers),
+            max_body_bytes=max_body_bytes,
+            old_metric_names=old_metric_names,
+        ),
+        limits=Limits(max_num_queued_reqs, max_num_queued_tokens),
+        shutdown_timeout_s=shutdown_timeout,
+        log_format=log_format,
     )
     raise typer.Exit(run(config, options))

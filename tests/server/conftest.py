@@ -31,6 +31,18 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The null device behind everything that keeps clients out: keys, origins, limits of size and of the queue. It logs
+    in JSON. One sequence runs at a time."""
+    door = ("--api-key", "first key", "--api-key", "second", "--allowed-origins", '["https://page.example"]')
+    limits = ("--max-body-bytes", "20k", "--max-num-queued-reqs", "2", "--max-num-queued-tokens", "1000")
+    args = ("--device", "null", "--max-num-seqs", "1", *door, *limits, "--log-format", "json")
+    env = {"CORE_API_KEY": "third"}
+    with serve(tmp_path_factory.mktemp("guarded"), *args, key="first key", env=env) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Any:
     """smollm2's files, as core opens them."""
     from core.model.source import open_source

@@ -1,6 +1,8 @@
 """Starting and stopping real `core` processes."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +22,8 @@ CORE = str(Path(sys.executable).parent / "core")
 START_S = 120
 STOP_S = 20
 
+_COMMON_LABELS = re.compile(r'engine="0",?|model_name="[^"]*",?')
+
 
 @dataclass
 class Server:
@@ -28,16 +32,35 @@ class Server:
     process: subprocess.Popen[bytes]
     base_url: str
     log: Path
+    key: str = "none"
 
     @cached_property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.base_url}/v1", api_key=self.key, max_retries=0, timeout=60)
+
+    @cached_property
+    def client(self) -> httpx.Client:
+        """One for all requests: each new one costs as much as a hundred of them."""
+        return httpx.Client(base_url=self.base_url, timeout=60)
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        return httpx.post(f"{self.base_url}{path}", json=body, timeout=60, **more)
+        return self.client.post(path, json=body, **{"headers": self.headers, **more})
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.base_url}{path}", timeout=10)
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.client.get(path, **{"headers": self.headers, "timeout": 10, **more})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.key == "none" else {"Authorization": f"Bearer {self.key}"}
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics: `name{label="value"}` without the labels that all have -> its value."""
+        samples = [line for line in self.get("/metrics").text.splitlines() if line and not line.startswith("#")]
+        found = {}
+        for sample in samples:
+            name, value = sample.removeprefix("vllm:").rsplit(" ", 1)
+            found[_COMMON_LABELS.sub("", name).replace(",}", "}").replace("{}", "")] = float(value)
+        return found
 
     def engine(self) -> psutil.Process:
         """The engine process: of the server's children, the one that holds the model."""
@@ -55,15 +78,16 @@ def run_core(
 
 
 @contextmanager
-def serve(folder: Path, *args: str) -> Iterator[Server]:
+def serve(folder: Path, *args: str, key: str = "none", env: dict[str, str] | None = None) -> Iterator[Server]:
     """`core serve ARGS` until the block ends; it must then stop within `STOP_S` and leave no process behind."""
     log = folder / "server.log"
+    environment = {**os.environ, **(env or {})}
     with log.open("wb") as stderr:
-        process = subprocess.Popen([CORE, "serve", *args, "--port", "0"], stdout=stderr, stderr=stderr)
+        process = subprocess.Popen([CORE, "serve", *args, "--port", "0"], stdout=stderr, stderr=stderr, env=environment)
     try:
-        server = Server(process, _address(process, log), log)
+        server = Server(process, _address(process, log), log, key)
         family = psutil.Process(process.pid).children(recursive=True)
-        with server.openai:
+        with server.openai, server.client:
             yield server
     finally:
         if process.poll() is None:
@@ -80,7 +104,9 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s and process.poll() is None:
         for line in log.read_text().splitlines():
-            if "is served at http" in line:
+            if line.startswith('{"time"') and '"serving"' in line:
+                return str(json.loads(line)["address"]).removesuffix("/v1")
+            if "is served at " in line:
                 return line.rpartition(" ")[2].removesuffix("/v1")
         time.sleep(0.05)
     raise AssertionError(f"the server did not start (exit code {process.poll()}):\n{log.read_text()}")

@@ -37,6 +37,12 @@ def test_command(null_server: Server) -> None:
         assert words in shown
 
 
+def test_command_with_a_key(guarded_server: Server) -> None:
+    assert "401" in run_core("kv", "--url", guarded_server.base_url).stderr
+    assert run_core("kv", "--url", guarded_server.base_url, "--api-key", "second").returncode == 0
+    assert run_core("kv", "--url", guarded_server.base_url, env={"CORE_API_KEY": "third"}).returncode == 0
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://127.0.0.1:99999"])
 def test_no_server(url: str) -> None:
     done = run_core("kv", "--url", url)

@@ -7,24 +7,32 @@ import pytest
 from processes import Server
 
 LATER = {
-    "audio": {"voice": "a"}, "best_of": 2, "chat_template": "{{ x }}", "chat_template_kwargs": {"a": 1},
-    "continue_final_message": True, "add_generation_prompt": False, "documents": [{"text": "x"}],
-    "function_call": "auto", "functions": [{"name": "f"}], "include_reasoning": False,
-    "include_stop_str_in_output": True, "metadata": {"a": "b"}, "modalities": ["audio"],
-    "parallel_tool_calls": False, "prediction": {"type": "content"}, "prompt_cache_key": "k",
-    "reasoning_effort": "low", "response_format": {"type": "json_object"}, "return_token_ids": True,
-    "return_tokens_as_token_ids": True, "safety_identifier": "u", "service_tier": "flex",
-    "skip_special_tokens": False, "spaces_between_special_tokens": False, "store": True,
-    "structured_outputs": {"regex": "a"}, "suffix": "x", "tool_choice": "auto", "tools": [{"type": "function"}],
-    "truncate_prompt_tokens": 5, "use_beam_search": True, "verbosity": "low", "web_search_options": {},
+    "audio": {"voice": "a"}, "best_of": 2, "data_parallel_rank": 0, "function_call": "auto",
+    "functions": [{"name": "f"}], "guided_whitespace_pattern": " ", "kv_transfer_params": {}, "length_penalty": 2,
+    "logprob_token_ids": [5], "metadata": {"a": "b"}, "modalities": ["audio"], "prediction": {"type": "content"},
+    "prompt_cache_key": "k", "safety_identifier": "u", "separate_reasoning": False, "service_tier": "flex",
+    "session_id": "s", "store": True, "suffix": "x", "thinking_token_budget": 5, "use_beam_search": True,
+    "verbosity": "low", "web_search_options": {},
 }  # fmt: skip
+
+OF_CHATS = {
+    "add_generation_prompt": False, "chat_template": "{{ x }}", "chat_template_kwargs": {"a": 1},
+    "continue_final_message": True, "documents": [{"text": "x"}], "include_reasoning": False,
+    "parallel_tool_calls": False, "reasoning_effort": "low", "tool_choice": "auto",
+    "tools": [{"type": "function", "function": {"name": "f"}}], "top_logprobs": 2,
+}  # fmt: skip
+"""Which completions have not."""
 
 WRONG = [
     ("temperature", -0.1), ("temperature", "hot"), ("temperature", True), ("top_p", 0), ("top_p", 1.01),
     ("top_k", -2), ("top_k", 10**6), ("top_k", 1.5), ("seed", -1), ("seed", 2**64), ("max_tokens", 0),
     ("max_tokens", "5"), ("max_tokens", 10**9), ("stop", [""]), ("stop", ["x"] * 17), ("stop", 5),
     ("stop_token_ids", [10**6]), ("stop_token_ids", [-1]), ("ignore_eos", "yes"), ("stream", "yes"),
-    ("stream_options", {"include_usage": True}), ("priority", "high"), ("cache_salt", 5), ("user", 5),
+    ("stream_options", {"include_usage": True}), ("stream_interval", 0), ("stream_interval", 5),
+    ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 10**6),
+    ("truncation_side", "left"), ("truncation_side", "middle"), ("request_id", ""), ("request_id", "a b"),
+    ("skip_special_tokens", "yes"), ("return_token_ids", 1), ("add_special_tokens", "no"),
+    ("priority", "high"), ("cache_salt", 5), ("user", 5),
 ]  # fmt: skip
 
 BODIES = {
@@ -54,6 +62,12 @@ def test_the_bodies_themselves_are_fine(null_server: Server) -> None:
 @pytest.mark.parametrize("field", LATER)
 def test_later_fields(null_server: Server, path: str, field: str) -> None:
     refused(null_server.post(path, BODIES[path] | {field: LATER[field]}), field, field, "leave it out")
+
+
+@pytest.mark.parametrize("field", OF_CHATS)
+def test_completions_have_no_fields_of_chats(null_server: Server, field: str) -> None:
+    body = BODIES["/v1/completions"] | {field: OF_CHATS[field]}
+    refused(null_server.post("/v1/completions", body), field, field, "leave it out")
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -102,7 +116,11 @@ def test_wrong_prompts(null_server: Server, prompt: Any) -> None:
         ({"role": "user", "content": 5}, "content"),
         ({"content": "x"}, "role"),
         ({"role": "wizard", "content": "x"}, "wizard"),
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "tool"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "no message before it calls"),
+        ({"role": "tool", "content": "x"}, "tool_call_id"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "tool_call_id"),
+        ({"role": "user", "content": "x", "reasoning_content": "1"}, "reasoning_content"),
+        ({"role": "assistant", "content": "x", "reasoning": "1"}, "reasoning"),
         ({"role": "user", "content": "x", "name": "Bob"}, "name"),
         ({"role": "user", "content": "x", "colour": "red"}, "colour"),
         ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "tool_calls"),
@@ -144,6 +162,18 @@ def test_not_json(null_server: Server, raw: bytes) -> None:
         refused(httpx.post(f"{null_server.base_url}{path}", content=raw, timeout=10), None, "body")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_nested_too_deep(null_server: Server, path: str) -> None:
+    """The object itself is one of 128 levels."""
+    for levels, passes in ((127, True), (128, False), (450, False)):
+        raw = b'{"user": ' + b"[" * levels + b"]" * levels + b"}"
+        response = httpx.post(f"{null_server.base_url}{path}", content=raw, timeout=10)
+        assert response.status_code == 400
+        assert ("128 levels" in response.text) != passes
+
+
 def test_a_body_without_end(null_server: Server) -> None:
     raw = b'{"model": "' + b"x" * (33 * 2**20)
-    refused(httpx.post(f"{null_server.base_url}/v1/completions", content=raw, timeout=60), None, "33554432")
+    response = httpx.post(f"{null_server.base_url}/v1/completions", content=raw, timeout=60)
+    assert response.status_code == 413
+    assert "33554432" in response.json()["error"]["message"]

@@ -149,7 +149,7 @@ def test_out_of_range(null_server: Server, path: str, field: str, value: Any, li
         ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs", "when logprobs is true"),
         ("/v1/chat/completions", {"logprobs": False, "top_logprobs": 2}, "top_logprobs", "when logprobs is true"),
         ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
-        ("/v1/chat/completions", {"echo": True}, "echo", "leave it out"),
+        ("/v1/chat/completions", {"echo": True}, "echo", "continue_final_message"),
         ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens", "at least 1"),
         (
             "/v1/chat/completions",

@@ -1,0 +1,81 @@
+"""How bodies are checked: unknown fields are refused by name, and every error says which field is at fault."""
+
+from itertools import chain
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from core.errors import RequestError
+from server.neutral import Neutral, without_neutral
+
+MAX_DEPTH = 128
+"""Levels of a body: what works on schemas recurses, and grammars take no deeper ones."""
+
+
+class Strict(BaseModel):
+    """A JSON object with known fields alone.
+
+    neutral          see `server.neutral`: fields without effect, and the values that ask for none
+    neutral_prefix   where this object stands in the body
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    neutral: ClassVar[Neutral] = {}
+    neutral_prefix: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, value: Any) -> Any:
+        return without_neutral(value, cls.neutral, cls.neutral_prefix)
+
+
+BodyT = TypeVar("BodyT", bound=Strict)
+
+
+def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
+    """The checked body. Raises: RequestError naming the field at fault."""
+    return checked(decoded(raw), kind)
+
+
+def decoded(raw: bytes) -> dict[str, Any]:
+    """The fields of a body. Raises: RequestError when it is not a JSON object."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object")
+    _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise RequestError(f"the body is nested more than {MAX_DEPTH} levels deep; make it flatter")
+        inner = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for each in inner if isinstance(each, dict | list)]
+
+
+def checked(value: Any, kind: type[BodyT]) -> BodyT:
+    """A decoded object, checked. Raises: RequestError naming the field at fault."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _as_request_error(error) from None
+
+
+def _as_request_error(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    param = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "extra_forbidden":
+        return RequestError(f"{path} is not a field of this request; leave it out", param)
+    if first["type"] == "missing":
+        return RequestError(f"{path} is missing", param)
+    reason = first["msg"].removeprefix("Value error, ")
+    return RequestError(f"{path}: {reason}" if path else reason, param)
