@@ -1,12 +1,17 @@
-"""One examination of a device from start to bundle: declare, run, judge, write."""
+"""One examination of a device from start to bundle: declare, run, judge, write.
+
+Level "full" goes on after the cases: ONNX's cases are run as the others are, and then kernels are timed. A run that was
+cut off goes on with the case where it was, of either kind. Timing is one measurement, and done anew.
+"""
 
 from __future__ import annotations
 
 import datetime
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -15,11 +20,18 @@ from conformance import identity
 from conformance.case import Result
 from conformance.certificate import issue, waivers
 from conformance.certificate.records import Declared, Outcome, Predicate, decode_lines, encode_lines
+from conformance.certificate.sections import LEVEL as FULL
+from conformance.certificate.sections import Extra
+from conformance.certificate.waivers import Waiver
 from conformance.child import Setting, Task
 from conformance.declare import declare
 from conformance.mutants import record
+from conformance.onnx_cases import fates
+from conformance.onnx_cases.load import load
 from conformance.run import run
-from conformance.target import open_target
+from conformance.speed import record as kept
+from conformance.speed.apart import record_apart
+from conformance.target import Target, open_target
 from core.errors import ConfigError
 
 Progress = Callable[[int, int], None]
@@ -32,6 +44,7 @@ class Order:
     only     pattern of case names; a part of the cases makes no certificate
     jobs     processes; 0: one on an accelerator, else one per processor
     nonce    from whoever will check; empty: a random one
+    baseline record of speed to compare with, of level "full"
     folder   for the bundle; one with an unfinished run in it is resumed
     """
 
@@ -42,6 +55,7 @@ class Order:
     jobs: int = 0
     nonce: str = ""
     waivers: Path | None = None
+    baseline: Path = kept.DEFAULT
     keys: list[Path] = field(default_factory=list)
 
 
@@ -57,61 +71,108 @@ class Header:
     plugin: str
 
 
-def certify(order: Order, progress: Progress) -> tuple[Predicate | None, list[Declared], list[Outcome]]:
-    """Run what is asked for. The predicate is None when only a part was run, and no certificate is written.
+@dataclass(frozen=True)
+class Examined:
+    """What came of it.
+
+    predicate   None when only a part was run, and no certificate was written
+    outcomes    of cases of kernels and whole engines; `onnx`: of ONNX's, of level "full"
+    extra       what else a certificate of level "full" has
+    """
+
+    device: str
+    predicate: Predicate | None
+    declared: list[Declared]
+    outcomes: list[Outcome]
+    onnx: fates.OnnxRecord | None
+    extra: Extra | None
+
+
+def certify(order: Order, progress: Progress) -> Examined:
+    """Run what is asked for, and write the certificate.
 
     Raises: ConfigError, PluginError and DeviceError when it cannot be run.
     """
-    started = _now()
-    target = open_target(order.device)
-    plugin = identity.plugin(target.facts.name)
+    started, target = _now(), open_target(order.device)
+    name, full = target.facts.name, order.level == FULL
+    plugin, suite = identity.plugin(name), issue.suite_record()
     allowed = waivers.read_file(order.waivers)
-    suite = issue.suite_record()
+    baseline = _baseline(order.baseline) if full else b""
+    operators = _operators(order.only) if full else {}
     order.folder.mkdir(parents=True, exist_ok=True)
     (order.folder / issue.SAMPLES).mkdir(exist_ok=True)
     header, outcomes = _resume(order, suite.tree_sha256, plugin.digest)
-    root = identity.root_seed(suite.tree_sha256, plugin.digest, header.nonce)
     declared = list(declare(target, order.level, order.only))
-    if not declared:
+    if not declared and not operators:
         raise ConfigError(f"--only {order.only!r} matches no case: `core certify --mode support` lists them")
+    tasks = [d.task for d in declared if not d.unsupported]
+    tasks += [Task(fates.ROW, title, name) for title in fates.titles(operators)]
+    root = identity.root_seed(suite.tree_sha256, plugin.digest, header.nonce)
+    _run(order, target, root, tasks, outcomes, progress)
+    timed = record_apart(name, progress) if full and order.only == "*" else None
+    finished = _now()
+    outcomes = _counted(tasks, outcomes, allowed, name, finished)
+    results = {fates.name_of(o.case): o.result for o in outcomes if o.row == fates.ROW}
+    outcomes = [o for o in outcomes if o.row != fates.ROW]
+    onnx = fates.record(operators, results) if full else None
+    if order.only != "*":
+        return Examined(name, None, declared, outcomes, onnx, None)
+    extra = Extra(onnx, timed, baseline) if onnx and timed else None
+    made = issue.Run(
+        order.level, plugin, issue.device_record(target), header.nonce, declared, outcomes, allowed,
+        record.read(), started, finished, extra,
+    )  # fmt: skip
+    predicate = issue.write(order.folder, made, order.keys)
+    (order.folder / issue.UNFINISHED).unlink()
+    return Examined(name, predicate, declared, outcomes, onnx, extra)
 
+
+def _baseline(path: Path) -> bytes:
+    """A record, known to be one before anything runs."""
+    held = kept.data(path)
+    kept.decode(held, str(path))
+    return held
+
+
+def _operators(only: str) -> dict[str, str]:
+    """Name -> operator of ONNX's cases."""
+    found = {name: case.operator for name, case in load().items()}
+    fates.check(found)
+    return {name: operator for name, operator in found.items() if fnmatchcase(fates.title_of(operator, name), only)}
+
+
+def _run(
+    order: Order, target: Target, root: bytes, tasks: Sequence[Task], outcomes: list[Outcome], progress: Progress
+) -> None:
+    """Run the tasks that have no outcome yet, and add theirs, here and in the file that a run is resumed from."""
     done = {outcome.task for outcome in outcomes}
-    todo = [d.task for d in declared if not d.unsupported and d.task not in done]
-    total = len(todo) + len(done)
+    todo = [task for task in tasks if task not in done]
     jobs = order.jobs or (1 if target.facts.accelerator else os.cpu_count() or 1)
     threads = max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else 0
-    today = datetime.date.today()
     with (order.folder / issue.UNFINISHED).open("ab") as log:
 
         def take(task: Task, result: Result, sample: str) -> None:
-            outcome = Outcome.of(task, waivers.apply(result, allowed, target.facts.name, today), sample)
+            outcome = Outcome.of(task, result, sample)
             outcomes.append(outcome)
             log.write(encode_lines([outcome]))
             log.flush()
-            progress(len(outcomes), total)
+            progress(len(outcomes), len(tasks))
 
-        progress(len(outcomes), total)
+        progress(len(outcomes), len(tasks))
         setting = Setting(target.facts.name, root, threads, order.folder / issue.SAMPLES)
         run(todo, setting, take, jobs)
-    place = {d.task: number for number, d in enumerate(declared)}
-    outcomes.sort(key=lambda outcome: place[outcome.task])
-    if order.only != "*":
-        return None, declared, outcomes
-    finished = issue.Run(
-        level=order.level,
-        plugin=plugin,
-        device=issue.device_record(target),
-        nonce=header.nonce,
-        declared=declared,
-        outcomes=outcomes,
-        waivers=allowed,
-        mutation=record.read(),
-        started=started,
-        finished=_now(),
-    )
-    predicate = issue.write(order.folder, finished, order.keys)
-    (order.folder / issue.UNFINISHED).unlink()
-    return predicate, declared, outcomes
+
+
+def _counted(
+    tasks: Sequence[Task], outcomes: list[Outcome], allowed: tuple[Waiver, ...], device: str, finished: str
+) -> list[Outcome]:
+    """Outcomes in the order of the tasks, as they count with what is waived on the day that the run ends."""
+    today, found = waivers.day_of(finished), {outcome.task: outcome for outcome in outcomes}
+    counted = []
+    for outcome in (found[task] for task in tasks):
+        result = waivers.apply(outcome.result, allowed, device, today)
+        counted.append(msgspec.structs.replace(outcome, status=result.status, message=result.message))
+    return counted
 
 
 def _now() -> str:

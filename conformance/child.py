@@ -16,18 +16,20 @@ from conformance import engine
 from conformance.case import Case, Result
 from conformance.exam import examine, pairs
 from conformance.kernels import all_exams
+from conformance.onnx_cases import exam as onnx_exam
+from conformance.onnx_cases import fates
 from conformance.row_exam import Outputs
 from conformance.target import Target, open_target
 from core.errors import CoreError
 
 SAMPLE_SHARE = 0.1
 SAMPLE_BYTES = 1 << 18
-"""Outputs are kept of one case in ten, drawn by the seed of the run, and not of larger ones."""
+"""Outputs of kernels are kept of one case in ten, drawn by the seed of the run, and not of larger ones."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One case with one provider's kernel; of a whole engine, the provider is the device."""
+    """One case with one provider's kernel; of a whole engine and of ONNX, the provider is the device."""
 
     row: str
     case: str
@@ -77,12 +79,15 @@ def serve(pipe: Connection, setting: Setting) -> None:
 
 def _answer(task: Task, target: Target, setting: Setting) -> tuple[Result, str]:
     """The result, and the SHA-256 of the sample of its outputs, if one was kept."""
+    if task.row == fates.ROW:
+        return onnx_exam.examine(fates.name_of(task.case), target), ""
     case = cases(task.row, task.provider, target)[task.case]
     if task.row == engine.ROW:
         result, outputs = engine.examine(case, setting.device, setting.root)
     else:
         result, outputs = examine(all_exams()[task.row], case, target, task.provider, setting.root)
-    if setting.samples is None or result.status != "pass" or not is_drawn(setting.root, task, outputs):
+    kept = result.status == "pass" or task.row == engine.ROW
+    if setting.samples is None or not kept or not is_drawn(setting.root, task, outputs):
         return result, ""
     return result, keep(setting.samples / sample_name(task), outputs)
 
@@ -96,7 +101,9 @@ def cases(row: str, provider: str, target: Target) -> dict[str, Case]:
 
 
 def is_drawn(root: bytes, task: Task, outputs: Outputs) -> bool:
-    """Whether outputs of this task are kept."""
+    """Whether outputs of this task are kept: all there are of a whole engine, and some of kernels."""
+    if task.row == engine.ROW:
+        return bool(outputs)
     size = sum(x.numel() * x.element_size() for x in outputs.values())
     number = int.from_bytes(hmac.new(root, f"sample {task.case}".encode(), hashlib.sha256).digest()[:4], "little")
     return 0 < size <= SAMPLE_BYTES and number < SAMPLE_SHARE * 2**32

@@ -14,9 +14,11 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from conformance.certificate.records import Outcome
+    from conformance.certify import Examined
 
 out, log = Console(), Console(stderr=True)
 MODES = ("test", "support", "perf")
+LEVELS = ("kernel", "engine", "full")
 NOT_CERTIFIED = 1
 
 
@@ -35,7 +37,9 @@ def certify(
     *,
     mode: Annotated[str, typer.Option(help="test; support: only show what would be run; perf: how fast.")] = "test",
     quick: Annotated[bool, typer.Option("--quick", help="One case of each kind, in a minute.")] = False,
-    level: Annotated[str, typer.Option(help="kernel; or engine: whole engines with real models, too.")] = "kernel",
+    level: Annotated[
+        str, typer.Option(help="kernel; engine: whole engines, too; full: and ONNX, and speed.")
+    ] = "kernel",
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Only find the first kernel that departs from ours.")
     ] = False,
@@ -48,7 +52,7 @@ def certify(
     nonce: Annotated[str, typer.Option(help="From whoever will check the bundle. Default: random.")] = "",
     waivers: Annotated[Path | None, typer.Option(help="Known failures, with owner, issue and expiry.")] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="For --mode perf: a record. Default: the one that ships.")
+        Path | None, typer.Option(help="A record to compare speed with. Default: the one that ships.")
     ] = None,
     sign: Annotated[list[Path], typer.Option("--sign", help="Ed25519 private key (PEM); repeatable.")] = [],  # noqa: B006
 ) -> int:
@@ -57,17 +61,20 @@ def certify(
     from conformance.certificate.sign import check_available
     from conformance.certify import Order
     from conformance.certify import certify as run
+    from conformance.speed.record import DEFAULT
     from core.plugin.certificate import keep
 
     if mode not in MODES:
         raise typer.BadParameter(f"{mode!r} is not one of {', '.join(MODES)}", param_hint="--mode")
     if jobs < 0:
         raise typer.BadParameter(f"{jobs} is less than 0: give the number of processes", param_hint="--jobs")
-    if level not in ("kernel", "engine"):
-        raise typer.BadParameter(f"{level!r} is not one of kernel, engine", param_hint="--level")
+    if level not in LEVELS:
+        raise typer.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--level")
     if bisect:
         return _bisect(device, model)
     level = "quick" if quick else level
+    if baseline and mode != "perf" and level != "full":
+        raise typer.BadParameter("nothing is timed: give --mode perf or --level full", param_hint="--baseline")
     if mode == "support":
         return _support(device, level, only)
     if mode == "perf":
@@ -75,14 +82,16 @@ def certify(
     if sign:
         check_available()
     with _bar("examining") as progress:
-        predicate, declared, outcomes = run(Order(device, bundle, level, only, jobs, nonce, waivers, sign), progress)
+        done = run(Order(device, bundle, level, only, jobs, nonce, waivers, baseline or DEFAULT, sign), progress)
+    predicate, outcomes = done.predicate, done.outcomes
     statuses = Counter(outcome.status for outcome in outcomes)
     _show("Cases", ("kernel", "provider", "pass", "fail", "waived", "closest to a bound"), _by_row(outcomes))
     for outcome in [o for o in outcomes if o.status in ("fail", "error")][:20]:
         log.print(Text(f"{outcome.status}  {outcome.case} ({outcome.provider}): {outcome.message}"))
     bad = statuses["fail"] + statuses["error"]
-    unsupported = sum(1 for d in declared if d.unsupported)
+    unsupported = sum(1 for d in done.declared if d.unsupported)
     out.print(f"{statuses['pass']} passed, {bad} failed, {statuses['waived']} waived, {unsupported} not supported")
+    bad += _show_extra(done)
     if predicate is None:
         out.print("a part of the cases: no certificate")
         return NOT_CERTIFIED if bad else 0
@@ -92,6 +101,19 @@ def certify(
     out.print(f"{predicate.result}, tier {predicate.tier}, level {predicate.level}: {bundle}")
     out.print(f"`core plan` shows it from {kept}")
     return 0 if predicate.result == "PASSED" else NOT_CERTIFIED
+
+
+def _show_extra(done: "Examined") -> int:
+    """What level "full" has beyond its cases. Returns how many of ONNX's cases fail."""
+    if done.onnx is None:
+        return 0
+    from conformance.onnx_cases import tables as of_onnx
+    from conformance.speed import tables as of_speed
+
+    of_onnx.show(out, done.onnx, done.device)
+    if done.extra:
+        of_speed.show(out, done.extra.speed, done.extra.beside, done.extra.standing)
+    return done.onnx.counts["failed"]
 
 
 def _support(device: str, level: str, only: str) -> int:
@@ -104,32 +126,26 @@ def _support(device: str, level: str, only: str) -> int:
             Text(f"{one.provider:12} {one.case}" + (f"  not supported: {one.unsupported}" if one.unsupported else ""))
         )
     out.print(f"{sum(not one.unsupported for one in found)} of {len(found)} are supported")
+    if level == "full":
+        out.print("ONNX's cases, which `core onnx` shows, and those that are timed come on top")
     return 0
 
 
 def _perf(device: str, folder: Path, baseline: Path | None) -> int:
     from conformance.report.page import render_speed
     from conformance.speed import record as kept
-    from conformance.speed.measure import record
-    from conformance.target import open_target
+    from conformance.speed.apart import record_apart
+    from conformance.speed.tables import show
 
-    target = open_target(device)
     beside = kept.read(baseline or kept.DEFAULT)
     with _bar("timing") as progress:
-        made = record(target, target.facts.dtypes[0], progress)
+        made = record_apart(device, progress)
     kept.write(folder / "speed.json", made)
     standing = kept.compare(made, beside)
     (folder / "speed.html").write_text(render_speed(made, beside, standing))
-    rows = [
-        (m.case, m.provider, f"{m.seconds * 1e6:.1f}", f"{m.eta:.2f}", f"{standing.rho.get(m.case, 0):.2f}", m.trouble)
-        for m in made.cases
-    ]
-    _show("Speed", ("case", "provider", "us", "eta", "rho", "does not count because"), rows)
-    for kind, (mean, low, worst) in {**standing.classes, "all": standing.overall}.items():
-        out.print(f"{kind:8} rho {mean:.2f}, tenth percentile {low:.2f}, worst {worst:.2f}")
-    out.print(f"grade {standing.grade} beside {beside.device} ({beside.arch}): {folder}")
-    wrong = [m for m in made.cases if m.trouble.startswith("wrong")]
-    return NOT_CERTIFIED if wrong else 0
+    show(out, made, beside, standing)
+    out.print(f"written: {folder}")
+    return NOT_CERTIFIED if made.wrong else 0
 
 
 def _bisect(device: str, model: str) -> int:
@@ -183,6 +199,10 @@ def verify(
     if level == 2 and not key:
         out.print("signatures were not checked: no --key was given")
     out.print(f"verified at level {level}: {p.device.name} {p.result}, tier {p.tier}, {p.counts.passed} cases passed")
+    if p.onnx and p.speed:
+        other = "" if p.speed.ships else ", a record that does not ship with the suite"
+        out.print(f"{p.onnx.device} cases of ONNX are right by its own kernels, {p.onnx.reference} by references")
+        out.print(Text(f"speed: grade {p.speed.grade}, beside {p.speed.baseline}{other}"))
     return 0
 
 

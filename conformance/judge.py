@@ -103,7 +103,8 @@ def _elementwise(output: str, value: Floats, bound: Floats, y: Floats) -> Findin
         return Finding("A", output, 0.0)
     finite = np.isfinite(value)
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.where(finite, np.abs(y - value), np.where(y == value, 0.0, np.inf))
+        as_wanted = (y == value) | (np.isnan(y) & np.isnan(value))
+        error = np.where(finite, np.abs(y - value), np.where(as_wanted, 0.0, np.inf))
         ratio = np.where(error == 0, 0.0, error / np.where(bound > 0, bound, np.nan))
     ratio = np.where(np.isnan(ratio), np.inf, ratio)  # NaN, or an error where none is allowed
     worst = int(ratio.argmax())

@@ -47,8 +47,8 @@ def listed(level: str) -> list[str]:
 
 
 def names(level: str) -> list[str]:
-    """What a level requires."""
-    return listed("kernel") + listed("engine") if level == "engine" else listed(level)
+    """The cases that a level requires. Level "full" requires those of "engine", and more that is not cases."""
+    return listed("kernel") + listed("engine") if level in ("engine", "full") else listed(level)
 
 
 def digest() -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from safetensors.torch import load_file
 
 from conformance import engine, identity, mustpass
-from conformance.certificate import junit
+from conformance.certificate import junit, sections
 from conformance.certificate.records import (
     PREDICATE_TYPE,
     SCHEMA_VERSION,
@@ -19,17 +20,21 @@ from conformance.certificate.records import (
     DeviceRecord,
     Line,
     Mutation,
+    OnnxSection,
     Outcome,
     PluginRecord,
     Predicate,
     Seed,
+    SpeedSection,
     Statement,
     Subject,
     Suite,
     encode_lines,
 )
+from conformance.certificate.sections import Extra
 from conformance.certificate.sign import sign
 from conformance.certificate.waivers import Waiver
+from conformance.child import sample_name
 from conformance.kernels import all_exams
 from conformance.report.page import render
 from conformance.target import Target
@@ -44,7 +49,7 @@ WAIVERS, ENVIRONMENT, JUNIT, REPORT, SAMPLES = "waivers.json", "environment.json
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """A finished run. `extra`: of level "full"."""
 
     level: str
     plugin: Plugin
@@ -56,6 +61,7 @@ class Run:
     mutation: Mutation | None
     started: str
     finished: str
+    extra: Extra | None = None
 
     @property
     def counts(self) -> Counts:
@@ -97,10 +103,11 @@ def tier(device: DeviceRecord, outcomes: Iterable[Outcome]) -> str:
     return "production" if needed <= own else "functional"
 
 
-def result(counts: Counts, mutation: Mutation | None) -> str:
-    """PASSED when nothing failed or is missing, and the checks themselves were found to be good."""
+def result(counts: Counts, mutation: Mutation | None, onnx: OnnxSection | None, speed: SpeedSection | None) -> str:
+    """PASSED when nothing failed or is missing, and the checks themselves were found to be good. Slow is not failed."""
     checked = mutation is not None and mutation.killed == mutation.wrong and mutation.refused == 0
-    return "PASSED" if checked and counts.passed and not counts.failed and not counts.missing else "FAILED"
+    wrong = counts.failed or counts.missing or (onnx and onnx.failures) or (speed and speed.wrong)
+    return "PASSED" if checked and counts.passed and not wrong else "FAILED"
 
 
 def suite_record() -> Suite:
@@ -112,10 +119,12 @@ def seed_record(suite: Suite, plugin: Plugin, nonce: str) -> Seed:
 
 
 def predicate(run: Run) -> Predicate:
-    suite = suite_record()
+    suite, extra = suite_record(), run.extra
+    onnx = sections.onnx_section(extra.onnx) if extra else None
+    speed = sections.speed_section(extra) if extra else None
     return Predicate(
         schema_version=SCHEMA_VERSION,
-        result=result(run.counts, run.mutation),
+        result=result(run.counts, run.mutation, onnx, speed),
         level=run.level,
         tier=tier(run.device, run.outcomes),
         suite=suite,
@@ -124,9 +133,24 @@ def predicate(run: Run) -> Predicate:
         seed=seed_record(suite, run.plugin, run.nonce),
         counts=run.counts,
         mutation=run.mutation,
+        onnx=onnx,
+        speed=speed,
         started=run.started,
         finished=run.finished,
     )
+
+
+def divergences(samples: Path, outcomes: Iterable[Outcome]) -> dict[str, tuple[list[float], list[float]]]:
+    """What engine cases kept of KL: by model and dtype, of the device and of our own engine, of all ways together."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    cases = {case.name: case for case in engine.cases()}
+    for outcome in outcomes:
+        if outcome.row == engine.ROW and outcome.sample:
+            kept, case = load_file(samples / sample_name(outcome.task)), cases[outcome.case]
+            device, noise = found.setdefault(f"{case['model']}, {case['dtype']}", ([], []))
+            device.extend(kept["kl"].tolist())
+            noise.extend(kept["noise"].tolist())
+    return found
 
 
 def write(folder: Path, run: Run, keys: list[Path]) -> Predicate:
@@ -136,8 +160,11 @@ def write(folder: Path, run: Run, keys: list[Path]) -> Predicate:
     (folder / RESULTS).write_bytes(encode_lines(lines))
     (folder / WAIVERS).write_bytes(msgspec.json.format(msgspec.json.encode(run.waivers)))
     (folder / ENVIRONMENT).write_bytes(msgspec.json.format(msgspec.json.encode(identity.environment())))
-    junit.write(folder / JUNIT, run.declared, run.outcomes)
-    (folder / REPORT).write_text(render(made, run.declared, run.outcomes, ()))
+    junit.write(folder / JUNIT, run.declared, run.outcomes, run.extra)
+    if run.extra:
+        run.extra.write(folder)
+    kls = divergences(folder / SAMPLES, run.outcomes)
+    (folder / REPORT).write_text(render(made, run.declared, run.outcomes, run.extra, kls))
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (CERTIFICATE, SIGNATURES, UNFINISHED))
     subjects = [Subject(p.relative_to(folder).as_posix(), {"sha256": sha256(p)}) for p in files]
     data = msgspec.json.format(msgspec.json.encode(Statement(STATEMENT_TYPE, subjects, PREDICATE_TYPE, made)))

@@ -4,6 +4,8 @@
     certificate.sig.json  where signed: a DSSE envelope around the bytes of certificate.json
     results.jsonl         first what was declared to be run, then what came of it
     samples/              outputs of some cases, drawn by the seed
+    onnx.json             level "full": what became of each of ONNX's cases
+    speed.json            level "full": how fast kernels are; beside baseline.json, the record it is compared with
     waivers.json  environment.json  junit.xml  report.html
 
 Source: in-toto Attestation Framework v1 (Statement); DSSE v1 (envelope).
@@ -17,12 +19,11 @@ import msgspec
 
 from conformance.case import Finding, Result
 from conformance.child import Task
+from conformance.onnx_cases.fates import LARGEST_RATIO
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:core:certificate:v1"
 SCHEMA_VERSION = 1
-LARGEST_RATIO = 1e300
-"""Stands for infinity, which JSON does not have."""
 
 
 class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="declared", tag_field="kind"):
@@ -140,11 +141,46 @@ class Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     right_cases: int
 
 
+class OnnxSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `onnx.json`, how many became what. `device` counts: its own kernels were right. `failures` by name."""
+
+    version: str
+    device: int
+    reference: int
+    refused: int
+    waived: int
+    left_out: int
+    failures: list[str]
+
+
+class SpeedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `speed.json`, beside `baseline.json`.
+
+    grade      or "none: " and why
+    rho        geometric mean, tenth percentile and worst of all cases; None where no case counts
+    baseline   the device and its chip; `ships`: whether that record is one of the suite
+    counted    cases of which rho counts, of `cases`
+    wrong      cases whose timed results were wrong, by name
+    trouble    where probes are far from what the device states to reach
+    """
+
+    grade: str
+    rho: tuple[float, float, float] | None
+    baseline: str
+    baseline_sha256: str
+    ships: bool
+    counted: int
+    cases: int
+    wrong: list[str]
+    trouble: list[str]
+
+
 class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is certified.
 
     result   PASSED or FAILED
-    level    what was run: "quick", "kernel" or "engine"
+    onnx, speed   of level "full"
+    level    what was run: "quick", "kernel", "engine" or "full"
     tier     "production" when every production kernel is the device's own, else "functional"
     """
 
@@ -158,6 +194,8 @@ class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Seed
     counts: Counts
     mutation: Mutation | None
+    onnx: OnnxSection | None
+    speed: SpeedSection | None
     started: str
     finished: str
 

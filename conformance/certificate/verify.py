@@ -7,7 +7,6 @@ level 2   and the outputs that were kept are right: inputs and expected values a
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from conformance import identity, mustpass
-from conformance.certificate import issue, waivers
+from conformance.certificate import issue, sections, waivers
 from conformance.certificate.records import (
     SCHEMA_VERSION,
     STATEMENT_TYPE,
@@ -44,6 +43,7 @@ class Bundle:
     declared: list[Declared]
     outcomes: list[Outcome]
     waivers: tuple[Waiver, ...]
+    extra: sections.Extra | None
 
     @property
     def predicate(self) -> Predicate:
@@ -67,7 +67,7 @@ def read(folder: Path) -> Bundle:
         )
     declared = [line for line in lines if isinstance(line, Declared)]
     outcomes = [line for line in lines if isinstance(line, Outcome)]
-    return Bundle(folder, data, statement, declared, outcomes, held)
+    return Bundle(folder, data, statement, declared, outcomes, held, sections.read(folder))
 
 
 def complaints(bundle: Bundle, level: int, keys: Sequence[Path] = (), threshold: int = 1, nonce: str = "") -> list[str]:
@@ -79,6 +79,7 @@ def complaints(bundle: Bundle, level: int, keys: Sequence[Path] = (), threshold:
     Raises: ConfigError when it cannot be checked here.
     """
     found = [*_files(bundle), *_identity(bundle, nonce), *_coverage(bundle), *_verdict(bundle)]
+    found += sections.complaints(bundle.predicate, bundle.extra, bundle.waivers)
     if level == 1 or keys:
         found += _signatures(bundle, keys, threshold)
     if level >= 2 and not found:
@@ -154,7 +155,7 @@ def _coverage(bundle: Bundle) -> Iterator[str]:
 def _verdict(bundle: Bundle) -> Iterator[str]:
     """Whether counts, tier and result follow from the outcomes, and the outcomes from their findings."""
     p = bundle.predicate
-    today = datetime.datetime.fromisoformat(p.finished).date()
+    today = waivers.day_of(p.finished)
     for outcome in bundle.outcomes:
         waived = any(w.covers(outcome.case, p.device.name, today) for w in bundle.waivers)
         good = outcome.status != "error" and all(f.ok for f in outcome.result.findings)
@@ -168,10 +169,12 @@ def _verdict(bundle: Bundle) -> Iterator[str]:
         yield "the mutation score is of another catalogue"
     if issue.tier(p.device, bundle.outcomes) != p.tier:
         yield f"the tier {p.tier!r} does not follow from the results"
-    if issue.result(counts, p.mutation) != p.result:
+    if issue.result(counts, p.mutation, p.onnx, p.speed) != p.result:
         yield f"the result {p.result!r} does not follow from the counts"
     if p.result != "PASSED":
-        yield f"it says that the device failed: {counts.failed} failed, {counts.missing} missing"
+        failures = [*(p.onnx.failures if p.onnx else []), *(p.speed.wrong if p.speed else [])]
+        more = f"; and {', '.join(failures)}" if failures else ""
+        yield f"it says that the device failed: {counts.failed} failed, {counts.missing} missing{more}"
 
 
 def _signatures(bundle: Bundle, keys: Sequence[Path], threshold: int) -> Iterator[str]:

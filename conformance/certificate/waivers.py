@@ -55,6 +55,11 @@ def read_file(path: Path | None) -> tuple[Waiver, ...]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def day_of(moment: str) -> datetime.date:
+    """Of an ISO 8601 moment: waivers of a run are those that held on the day it ended."""
+    return datetime.datetime.fromisoformat(moment).date()
+
+
 def apply(result: Result, waivers: tuple[Waiver, ...], device: str, today: datetime.date) -> Result:
     """The result as it counts: "waived", or failed because it passed."""
     covering = next((w for w in waivers if w.covers(result.case, device, today)), None)

@@ -5,6 +5,6 @@ The reference is our own engine on the cpu device in float32.
 """
 
 from conformance.engine.cases import ROW, cases, refusal
-from conformance.engine.examine import TIMEOUT_TIMES, examine
+from conformance.engine.examine import TIMEOUT_TIMES, can_rejudge, examine, rejudge
 
-__all__ = ["ROW", "TIMEOUT_TIMES", "cases", "examine", "refusal"]
+__all__ = ["ROW", "TIMEOUT_TIMES", "can_rejudge", "cases", "examine", "refusal", "rejudge"]

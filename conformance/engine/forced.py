@@ -70,7 +70,8 @@ class Forced:
         self.assembly = assemble(config, tap=self.tap)
         self.page_tokens = self.assembly.plan.page_tokens
         num_pages = self.num * self._pages(self.length)
-        self.runner = open_runner(self.assembly, msgspec.structs.replace(config, num_kv_blocks=num_pages + 1))
+        config = msgspec.structs.replace(config, num_kv_blocks=num_pages + 1)
+        self.runner = open_runner(self.assembly, config, eager=self.eager)
         self._free = np.random.Philox(key=num_pages).random_raw(num_pages).argsort() + 1
 
     @property
@@ -120,7 +121,6 @@ class Forced:
         return parts
 
     def _request(self) -> Request:
-        """A step whose draws report log-probabilities is never a compiled one."""
         return Request(
             request_id="",
             prompt_ids=[],
@@ -130,7 +130,6 @@ class Forced:
             seed=0,
             max_tokens=1,
             stop_ids=[],
-            logprobs=0 if self.eager else -1,
         )
 
     def by_chunks(self, text: Text, chunk: int) -> torch.Tensor:

@@ -73,11 +73,19 @@ class Rig:
         """Logits of the cpu device in float32 after the tokens from `first` on, the last excepted: [N, rows, V]."""
         return self._on_cpu(ids, first, "float32", {}, None)
 
-    def noise(self, ids: torch.Tensor, first: int, reference: torch.Tensor) -> Distance:
-        """How far our own engine is from the reference: in the dtype of the case, with KV entries of declared error."""
-        kv_error = max(layout.kv_error for layout in self.assembly.layouts)
+    @cached_property
+    def kv_error(self) -> float:
+        """As the device's layouts of the cache declare it."""
+        return max(float(layout.kv_error) for layout in self.assembly.layouts)
+
+    def ours(self, ids: torch.Tensor, first: int, kv_error: float) -> torch.Tensor:
+        """As `reference`, by our own engine in the dtype of the case, with KV entries of such an error."""
         tap = partial(_rounding, kv_error) if kv_error else None
-        found = self._on_cpu(ids, first, self.case["dtype"], _REFERENCES, tap)
+        return self._on_cpu(ids, first, self.case["dtype"], _REFERENCES, tap)
+
+    def noise(self, ids: torch.Tensor, first: int, reference: torch.Tensor) -> Distance:
+        """How far our own engine is from the reference, with KV entries of declared error."""
+        found = self.ours(ids, first, self.kv_error)
         return distance(found.flatten(0, 1), reference.flatten(0, 1), ids[:, first + 1 :].flatten())
 
     def noise_of_prompts(self) -> Distance:

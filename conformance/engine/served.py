@@ -43,6 +43,7 @@ def serve(
     Raises: DeviceError when a step fails.
     """
     engine = Engine(config)
+    engine.executor.runner.compiles.refuse_late = True  # a device that compiles names all its shapes
     try:
         front = Front(engine.info(), [])
         report = 0 if logprobs else None

@@ -85,7 +85,7 @@ class AttnPlanExam(PagedExam):
         return attention_cases.plan_claims(self.row, support)
 
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
-        """With exact lengths on the host, twice; with bounds of them; with none."""
+        """With exact lengths on the host, twice; with bounds of them; with none. Plans outlive the next one."""
         scene: Scene = inputs["scene"]
         stage = Stage(scene, bench)
         plans = {
@@ -93,6 +93,7 @@ class AttnPlanExam(PagedExam):
             "bounds": stage.plan(scene.host(exact=False)),
             "no lengths": stage.plan(None),
         }
+        stage.plan_of_another_group()
         outputs: Outputs = {}
         for told, plan in (*plans.items(), ("another layer", plans["exact lengths"])):
             outputs |= zip((f"o, {told}", f"lse, {told}"), stage.attend(plan), strict=False)

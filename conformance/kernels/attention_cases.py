@@ -66,6 +66,9 @@ def _lengths(dtype: str) -> Iterator[Case]:
     yield _case("padding", dtype, queries=(0, 5, 0, 1, 1), lens=(0, 5, 0, 9, 2), pads=(6, 3), lse=True)
     yield _case("padding", dtype, queries=(0, 5, 0, 1, 1), lens=(0, 5, 0, 9, 2), pads=(6, 3))
     yield _case("padding", dtype, queries=(0,), lens=(0,), pads=(4, 2), lse=True)
+    for size in (SIZE, 128):
+        yield _case("decode", dtype, d=size, queries=(1, 1, 1), lens=(300, 20, 33), lse=True)
+    yield _case("long", dtype, heads=(4, 1), queries=(1, 1), lens=(4096, 700), lse=True)
     yield _case("long", dtype, heads=(4, 1), queries=(1, 3), lens=(4096, 4099))
     yield _case("long", dtype, heads=(2, 1), queries=(70,), lens=(2100,), lse=True)
 

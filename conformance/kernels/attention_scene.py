@@ -148,9 +148,18 @@ class Stage:
         self._table = bench.put("block_table", scene.table)
 
     def plan(self, host: HostLengths | None) -> Any:
+        return self._plan(self._table, host)
+
+    def plan_of_another_group(self) -> Any:
+        """Of a group whose pages lie elsewhere: each group of a model has a plan, and all are made before a layer."""
+        scene = self._scene
+        elsewhere = torch.where(scene.table > 0, scene.num_pages - scene.table, 0).to(torch.int32)
+        return self._plan(self._bench.put("table_of_another_group", elsewhere), scene.host())
+
+    def _plan(self, table: torch.Tensor, host: HostLengths | None) -> Any:
         scene = self._scene
         plan = self._bench.bind("attn_plan", page_tokens=scene.page, window=scene.window)
-        return plan(*self._lengths, self._table, num_tokens=len(scene.q), host=host)
+        return plan(*self._lengths, table, num_tokens=len(scene.q), host=host)
 
     def attend(self, plan: Any, heads_beside: int = 0) -> list[torch.Tensor]:
         """o, and lse where it is wanted. `heads_beside`: other heads that lie in memory after those of a query."""

@@ -27,6 +27,7 @@ from conformance.target import Bench
 from core.plugin.facts import Support
 
 _SIZES = ((70, 64), (3, 577), (33, 1536))
+NANS = ("nan", "nan_rows")
 _EDGES = ((0, 64), (1, 1), (300, 7), (1100, 24), (3, 1537), (2, 8193))
 
 
@@ -34,6 +35,14 @@ def _size(case: Case, draw: Draw) -> tuple[int, int]:
     if case.family == "random":
         return draw.integer(1, case["rows"] + 1), draw.integer(1, case["k"] + 1)
     return case["rows"], case["k"]
+
+
+def _put_nan(x: Floats, case: Case) -> None:
+    """What is not a number stays so, and spoils nothing beside it."""
+    if case.family == "nan":
+        x[:, 3::40] = np.nan
+    elif case.family == "nan_rows":
+        x[::3] = np.nan
 
 
 def _extremes(draw: Draw, dtype: str, rows: int, size: int) -> Floats:
@@ -59,6 +68,7 @@ class ActMulExam(ByToken):
             cases += random_cases(self.row, rows=69, k=1500, act=act)
         cases += [Case.of(self.row, "races", rows=64, k=500, act="silu")]
         cases += [Case.of(self.row, "races", rows=9, k=130, act="silu", times=MANY_TIMES)]
+        cases += [Case.of(self.row, f, rows=7, k=130, act="silu") for f in NANS]
         yield from with_dtypes(cases)
 
     def claims(self, support: Support) -> Iterator[Case]:
@@ -72,6 +82,7 @@ class ActMulExam(ByToken):
             gate, up = _extremes(draw, case["dtype"], rows, size), draw.uniform(rows, size) - 0.5
         if case.family == "zeros":
             gate = np.zeros_like(gate)
+        _put_nan(gate, case)
         return {"x": stored(np.concatenate((gate, up), -1), case["dtype"])}
 
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
@@ -115,6 +126,7 @@ class ScaleAddExam(ByToken):
         cases += [Case.of(self.row, "invariant", rows=13, k=577, scale=0.3)]
         cases += [Case.of(self.row, "races", rows=64, k=500, scale=0.3)]
         cases += [Case.of(self.row, "races", rows=9, k=130, scale=0.3, times=MANY_TIMES)]
+        cases += [Case.of(self.row, f, rows=7, k=130, scale=0.3) for f in NANS]
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=1500, scale=0.3))
 
     def claims(self, support: Support) -> Iterator[Case]:
@@ -130,6 +142,7 @@ class ScaleAddExam(ByToken):
         if case.family == "overflow":
             most = LARGEST["float16"] if case["dtype"] == "float16" else 2.0**120  # float32 holds products of both
             x, z = (0.35 + draw.uniform(rows, size) / 4) * most, -(0.85 + draw.uniform(rows, size) / 8) * most
+        _put_nan(x, case)
         given = stored(x, case["dtype"])
         return {"x": given, "z": given if case.family == "same" else stored(z, case["dtype"])}
 
@@ -167,6 +180,7 @@ class SoftcapExam(ByToken):
         cases += [Case.of(self.row, "invariant", rows=13, k=577, cap=20.0)]
         cases += [Case.of(self.row, "races", rows=64, k=500, cap=20.0)]
         cases += [Case.of(self.row, "races", rows=9, k=130, cap=20.0, times=MANY_TIMES)]
+        cases += [Case.of(self.row, f, rows=7, k=130, cap=20.0) for f in NANS]
         yield from with_dtypes(cases + random_cases(self.row, rows=69, k=1500, cap=20.0))
 
     def claims(self, support: Support) -> Iterator[Case]:
@@ -178,6 +192,7 @@ class SoftcapExam(ByToken):
         x = draw.normal(rows, size) * scale * case["cap"] / 2
         if case.family == "extreme":
             x = _extremes(draw, case["dtype"], rows, size)
+        _put_nan(x, case)
         return {"x": stored(x, case["dtype"])}
 
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:

@@ -33,6 +33,9 @@ from conformance.target import Bench
 from core.kernels.dtypes import TORCH_DTYPES
 from core.plugin.facts import DTYPES, Support
 
+_VIEWS = {"joined": "kv", "turned": "v", "apart": "k"}
+"""Family -> which of k and v are parts of one product with queries; the other has memory of its own, as after rope."""
+
 MAX_KV_ERROR = 0.25
 """The greatest error a layout may declare: that of codes of three bits. With more, a wrong entry may pass for a right
 one."""
@@ -91,7 +94,7 @@ class KVWriteExam(PoolExam):
 
     def cases(self) -> Iterator[Case]:
         for dtype in DTYPES:
-            for family in ("normal", "overwrite", "joined", "payload", "worst"):
+            for family in ("normal", "overwrite", *_VIEWS, "payload", "worst"):
                 yield from self.sized(family, dtype, SIZES, t=40)
             yield from self.sized("shapes", dtype, SHAPES, t=17)
             for page in (16, 64):
@@ -151,10 +154,12 @@ class KVWriteExam(PoolExam):
 
     def _laid_out(self, case: Case, inputs: Inputs, bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
         k, v, h = inputs["k"], inputs["v"], case["h"]
-        if case.family != "joined":
-            return bench.put("k", k), bench.put("v", v)
-        qkv = bench.put("qkv", torch.cat((v, k, k, v), 1))  # as a projection leaves them: queries, keys, values
-        return qkv[:, 2 * h : 3 * h], qkv[:, 3 * h :]
+        views = _VIEWS.get(case.family, "")
+        qkv = bench.put("qkv", torch.cat((v, k, k, v), 1)) if views else k  # as a projection leaves them
+        return (
+            qkv[:, 2 * h : 3 * h] if "k" in views else bench.put("k", k),
+            qkv[:, 3 * h :] if "v" in views else bench.put("v", v),
+        )
 
     def expect(self, case: Case, inputs: Inputs, outputs: Outputs) -> dict[str, Expected]:
         page, slots = case["page"], ints(inputs["slots"])

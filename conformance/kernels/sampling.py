@@ -45,6 +45,9 @@ class SampleExam(RowExam):
                 for family in ("plain", "both", "greedy", "last"):
                     yield Case.of(self.row, family, dtype=dtype, rows=num, vocab=size)
             yield Case.of(self.row, "last", dtype=dtype, rows=7, vocab=300)
+            for num in (7, 20):
+                yield Case.of(self.row, "equals", dtype=dtype, rows=num, vocab=50)
+            yield Case.of(self.row, "ties", dtype=dtype, rows=7, vocab=300)
             yield Case.of(self.row, "seeds", dtype=dtype, rows=500, vocab=97)
             yield Case.of(self.row, "broken", dtype=dtype, rows=12, vocab=300)
             yield Case.of(self.row, "edge", dtype=dtype, rows=7, vocab=1)
@@ -76,6 +79,8 @@ class SampleExam(RowExam):
             given["top_p"] = 0.02 + 0.98 * draw.uniform(num)
         if case.family == "both":
             given["top_k"] = np.maximum(given["top_k"], 1)  # so that the kernel need not sort whole rows
+        if case.family == "equals":
+            given["top_k"][:] = 2
         if case.family in ("mixed", "greedy", "last"):
             given["temperature"][:: {"greedy": 1, "last": 2, "mixed": 3}[case.family]] = 0
         if case.family == "seeds":
@@ -119,6 +124,8 @@ def _logits(family: str, draw: Draw, num: int, size: int) -> Floats:
         logits *= 1e-3
     elif family in ("ties", "greedy"):
         logits = np.round(logits)
+    elif family == "equals":
+        logits[:] = 0
     elif family == "last":  # nearly always drawn
         logits[:, -1] = 60
     return logits

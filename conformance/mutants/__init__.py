@@ -31,6 +31,7 @@ _MODULES = (
     "comm",
     "messages",
     "few_try",
+    "reported",
 )
 
 

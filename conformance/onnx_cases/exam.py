@@ -13,6 +13,7 @@ import torch
 
 from conformance.case import Finding, Result
 from conformance.draw import exact
+from conformance.onnx_cases.fates import title_of
 from conformance.onnx_cases.load import OnnxCase, load
 from conformance.onnx_cases.map import ADAPTERS
 from conformance.onnx_cases.stand import Adapter, Stand
@@ -30,7 +31,7 @@ def cases() -> tuple[str, ...]:
 def examine(name: str, target: Target) -> Result:
     """The result of a case; the message of a pass says why it does not count. Raises: ConfigError without onnx."""
     case, adapter = load()[name], ADAPTERS[name]
-    title = f"onnx/{case.operator}/{name}"
+    title = title_of(case.operator, name)
     provider, need, refusal = _choose(case, adapter, target)
     if need.dtype is not None and need.dtype not in target.facts.dtypes:
         return Result(title, provider, "unsupported", refusal)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import msgspec
 
 from conformance.certificate.records import Declared, Outcome, Predicate
-from conformance.report import figures
+from conformance.certificate.sections import Extra
+from conformance.onnx_cases.fates import FATES, OnnxRecord, reasons
+from conformance.report import figures, speed
+from conformance.report.picture import Picture
 from conformance.speed.record import SpeedRecord, Standing
 
 _HERE = Path(__file__).parent
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with its heading and a line that says how to read it."""
-
-    title: str
-    note: str
-    svg: str
+Divergences = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Model and dtype -> KL of the device at every position, and of our own engine."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +38,52 @@ class KernelRow:
 
 
 def render(
-    predicate: Predicate, declared: Sequence[Declared], outcomes: Sequence[Outcome], more: Sequence[Picture]
+    predicate: Predicate,
+    declared: Sequence[Declared],
+    outcomes: Sequence[Outcome],
+    extra: Extra | None,
+    kls: Divergences,
 ) -> str:
-    """The page. `more` are pictures of levels beyond the kernels'."""
-    ratios = _ratios(outcomes)
-    kernels = Picture(
-        "How near to the bounds",
-        "Each point is a case: its worst check, as part of what is allowed. Right of the line is wrong.",
-        figures.headroom(ratios),
-    )
+    """The page. `extra`: of level "full"; `kls`: of engine cases, if there are any."""
     return _template("report.html.jinja").render(
         p=predicate,
         json=msgspec.json.format(msgspec.json.encode(predicate)).decode(),
-        pictures=[kernels, *more],
+        pictures=list(_pictures(outcomes, kls)),
         kernels=list(_kernels(declared, outcomes)),
         failures=[o for o in outcomes if o.status in ("fail", "error")],
         waived=[o for o in outcomes if o.status == "waived"],
         reasons=Counter(d.unsupported for d in declared if d.unsupported).most_common(),
+        speed=speed.part(extra.speed, extra.beside, extra.standing) if extra else None,
+        **(_onnx(extra.onnx) if extra else {"onnx": None}),
     )
+
+
+def _pictures(outcomes: Iterable[Outcome], kls: Divergences) -> Iterator[Picture]:
+    yield Picture(
+        "headroom",
+        "How near to the bounds",
+        "Each point is a case: its worst check, as part of what is allowed. Right of the line is wrong.",
+        figures.headroom(_ratios(outcomes)),
+    )
+    if kls:
+        yield Picture(
+            "divergence",
+            "Whole engines beside float32",
+            "Distributions after every token of known texts. The line is what our own engine on the CPU loses in the "
+            "same dtype: a device that is right lies about there, or to the left.",
+            figures.divergence(kls),
+        )
+
+
+def _onnx(record: OnnxRecord) -> dict[str, Any]:
+    """What the part about ONNX's cases needs."""
+    operators = dict.fromkeys(case.operator for case in record.cases)
+    return {
+        "onnx": record,
+        "fates": FATES,
+        "operators": [(o, Counter(c.fate for c in record.cases if c.operator == o)) for o in operators],
+        "why": [(f, *why) for f in ("reference", "refused", "waived", "left out") for why in reasons(record.having(f))],
+    }
 
 
 def _ratios(outcomes: Iterable[Outcome]) -> dict[str, list[float]]:
@@ -84,29 +110,8 @@ def _kernels(declared: Iterable[Declared], outcomes: Sequence[Outcome]) -> Itera
 
 
 def render_speed(record: SpeedRecord, baseline: SpeedRecord, standing: Standing) -> str:
-    """The page of how fast a device is."""
-    points = {m.case: (m.flops / m.moved_bytes, m.flops / m.seconds) for m in record.cases if m.flops and not m.trouble}
-    pictures = [
-        Picture(
-            "Under the roof",
-            "Speed by intensity. The line is what this device was measured to reach in this run.",
-            figures.roofline({_short(name): at for name, at in points.items()}, record.flops_per_s, record.bytes_per_s),
-        ),
-        Picture(
-            f"Beside {baseline.device}",
-            "rho: the part of its own ceiling that a kernel reaches, over the part that the baseline's reaches of its.",
-            figures.bars({_short(name): rho for name, rho in standing.rho.items()}, "rho"),
-        ),
-    ]
-    return _template("speed.html.jinja").render(record=record, baseline=baseline, standing=standing, pictures=pictures)
-
-
-def _short(case: str) -> str:
-    """A case's name without what all of them share."""
-    row, _, params = case.split("/", 2)
-    return f"{row} " + ",".join(
-        p for p in params.split(",") if not p.startswith(("dtype=", "page=", "eps=", "scheme="))
-    )
+    """The page of how fast a device is, alone."""
+    return _template("speed.html.jinja").render(speed=speed.part(record, baseline, standing))
 
 
 def _template(name: str) -> jinja2.Template:

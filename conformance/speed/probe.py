@@ -16,6 +16,12 @@ _GEMM_SIZES = (512, 1024, 2048)
 _COPY_BYTES = 256 * 2**20
 _NUM_SAMPLES = 8
 
+LEAST_PROBED = 0.7
+"""Part of a stated peak that a probe should reach. A device is held to that in any case: a bad probe gains nothing."""
+
+MOST_PROBED = 1.05
+"""A peak is no peak when the probe reaches more; the rest is the clock's."""
+
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -24,6 +30,11 @@ class Ceilings:
     flops_per_s: float
     bytes_per_s: float
     launch_s: float
+
+    def held_to(self, flops_per_s: float | None, bytes_per_s: float | None) -> Ceilings:
+        """These, or most of what the device states where that is more."""
+        flops = max(self.flops_per_s, LEAST_PROBED * (flops_per_s or 0.0))
+        return Ceilings(flops, max(self.bytes_per_s, LEAST_PROBED * (bytes_per_s or 0.0)), self.launch_s)
 
     def least_s(self, flops: float, moved: float) -> float:
         """The time below which nothing that does this work can be. Source: Williams et al. 2009 (roofline)."""

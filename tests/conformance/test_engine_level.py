@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 import torch
 
-from conformance import engine, identity
+from conformance import engine
 from conformance.case import Case, Result
-from conformance.certificate import issue, verify
-from conformance.certificate.records import Mutation, Outcome
+from conformance.certificate import issue
 from conformance.certify import Order, certify
-from conformance.declare import declare
+from conformance.child import sample_name
 from conformance.engine import texts
-from conformance.mutants import record
-from conformance.target import open_target
 from core.errors import ConfigError
 from core.plugin import DeviceFacts, loader
+from core.plugin.identity import sha256
 from tests.conformance.wrong_chips import LOST, MASK, MIXED, ROPE, STALE, install_chip
 from tests.plugins import install_hostile, install_plugin
 
@@ -54,12 +51,9 @@ def run(device: str, pattern: str) -> Result:
 
 QUICK = (
     "kl/*way=prompt*",
-    "greedy/*",
     "chunks/*chunk=page+1",
     "prefix/*",
     "preempt/*cached=False",
-    "batch/*",
-    "invariant/*way=chunks*",
 )
 
 
@@ -78,7 +72,7 @@ F32 = "/model=induction,dtype=float32*"
     [
         (ROPE, f"kl{F32}way=prompt*", None),
         (MASK, f"greedy{F32}", f"batch{F32}"),
-        (STALE, f"kl{F32}way=decode*", f"positions{F32}"),
+        (STALE, f"kl{F32}way=decode*", None),
         (MIXED, f"batch{F32}", f"kl{F32}way=prompt*"),
         (LOST, f"chunks{F32}chunk=page-1", None),
     ],
@@ -152,34 +146,13 @@ def test_texts_hang_on_the_seed() -> None:
 
 
 def test_an_engine_case_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_chip(monkeypatch, tmp_path, MASK)
-    order = Order("chip", tmp_path / "bundle", "engine", f"engine/batch{F32}", jobs=1)
-    predicate, declared, outcomes = certify(order, lambda *_: None)
-    assert predicate is None
-    assert [(d.provider, d.unsupported) for d in declared] == [("chip", "")]
-    assert [(o.row, o.bound_by, o.status) for o in outcomes] == [("engine", "chip", "pass")]
-
-
-@pytest.mark.heavy
-def test_a_certificate_of_this_level_must_have_every_case(tmp_path: Path) -> None:
-    """With results that nobody measured: what is checked is that they are complete."""
-    target = open_target("cpu")
-    declared = list(declare(target, "engine"))
-    outcomes = [Outcome.of(d.task, Result(d.case, d.provider, "pass"), "") for d in declared if not d.unsupported]
-    score = Mutation(record.catalogue_sha256(), 1, 1, 1, 0, 1)
-    day = "2026-01-01T00:00:00+00:00"
-    made = issue.Run(
-        "engine", identity.plugin("cpu"), issue.device_record(target), "n", declared, outcomes, (), score, day, day
-    )
-    assert issue.write(tmp_path, made, []).counts.passed == len(outcomes)
-    assert verify.complaints(verify.read(tmp_path), 0) == []
-    one = next(d for d in declared if d.row == engine.ROW)
-    fewer = replace(
-        made, declared=[d for d in declared if d is not one], outcomes=[o for o in outcomes if o.case != one.case]
-    )
-    (tmp_path / "less").mkdir()
-    issue.write(tmp_path / "less", fewer, [])
-    assert f"{one.case} was never declared for cpu" in verify.complaints(verify.read(tmp_path / "less"), 0)
+    install_chip(monkeypatch, tmp_path, "")
+    order = Order("chip", tmp_path / "bundle", "engine", f"engine/kl{F32}way=decode*", jobs=1)
+    found = certify(order, lambda *_: None)
+    assert found.predicate is None
+    assert [(d.provider, d.unsupported) for d in found.declared] == [("chip", "")]
+    assert [(o.row, o.bound_by, o.status) for o in found.outcomes] == [("engine", "chip", "pass")]
+    assert sha256(order.folder / issue.SAMPLES / sample_name(found.outcomes[0].task)) == found.outcomes[0].sample
 
 
 @pytest.mark.heavy

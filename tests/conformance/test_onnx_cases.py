@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 
 import pytest
 import torch
 import typer
 
-from conformance.case import Result
+from conformance.case import STATUSES, Finding, Result
 from conformance.mutants import catalogue
 from conformance.onnx_cases.command import onnx
 from conformance.onnx_cases.exam import cases, examine, is_native, judge
+from conformance.onnx_cases.fates import Fate, check, titles
 from conformance.onnx_cases.left_out import LEFT_OUT, REASONS
 from conformance.onnx_cases.load import OPERATORS, load
 from conformance.onnx_cases.map import ADAPTERS, TAKEN
 from conformance.onnx_cases.stand import Stand
 from conformance.target import Target, host_target, open_target
+from core.errors import ConfigError
 from core.kernels.bind import REFERENCE
 from core.kernels.reference import dense
 from core.kernels.row import Implementation
@@ -174,10 +177,30 @@ def test_narrow_numbers_are_unpacked(kind: str) -> None:
     assert torch.equal((x - zero[0] if zero else x) * scale, *case.outputs.values())
 
 
+def test_another_version_of_the_package_is_refused() -> None:
+    operators = {name: case.operator for name, case in load().items()}
+    check(operators)
+    assert len(titles(operators)) == NUM_TAKEN
+    with pytest.raises(ConfigError, match=r"other cases than the 317 that are known, such as swish: install onnx"):
+        check({name: operator for name, operator in operators.items() if name != "swish"})
+
+
+def test_what_becomes_of_a_case_is_told_by_one_word() -> None:
+    def fate(provider: str, status: str) -> str:
+        result = Result("onnx/Swish/swish", provider, status, "", (Finding("A", "y", inf),))
+        return Fate.of("swish", "Swish", result).fate
+
+    assert [fate("chip", s) for s in STATUSES] == ["device", "failed", "failed", "refused", "waived"]
+    assert fate(REFERENCE, "pass") == "reference"
+    left = Fate.of("flexattention_double", "FlexAttention", None)
+    assert (left.fate, left.message) == ("left out", REASONS["flexattention_double"])
+
+
 def test_the_command_prints_both_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert onnx("cpu", only="gemm_*") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "8 of 11 cases pass by kernels of cpu, 3 by our references; 0 fail" in out
+    assert "pass by kernels of cpu, 3 by our references; 0 fail" in out
+    assert "8 of 11 cases of onnx" in out
     assert "reference 3 by reference: scale_add" in out
     with pytest.raises(typer.BadParameter, match="no case is called 'nothing'"):
         onnx("cpu", only="nothing")
@@ -189,5 +212,5 @@ def test_the_command_tells_what_fails(
     install_plugin(monkeypatch, tmp_path / "site", "chip", ONLY_NORM.replace("EPS", "2 * eps"))
     assert onnx("chip", only="rms_*") == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "fail onnx/RMSNormalization/rms_normalization_3d_axis0_epsilon (chip): A Y" in out
-    assert out.count("fail onnx/") == 6
+    assert "failed onnx/RMSNormalization/rms_normalization_3d_axis0_epsilon (chip): A Y" in out
+    assert out.count("failed onnx/") == 6

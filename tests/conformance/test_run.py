@@ -102,7 +102,8 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     with (folder / issue.UNFINISHED).open("a") as file:
         file.write('{"kind":"result","row":"rms')  # cut off in the middle of a line
     counts: list[tuple[int, int]] = []
-    _, declared, outcomes = certify(order, lambda done, total: counts.append((done, total)))
+    found = certify(order, lambda done, total: counts.append((done, total)))
+    declared, outcomes = found.declared, found.outcomes
     assert counts[0] == (1, len(outcomes))
     assert {o.case for o in outcomes} == {d.case for d in declared if not d.unsupported}
     assert [o.case for o in outcomes] == list(dict.fromkeys(o.case for o in outcomes))
@@ -113,5 +114,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("right")
 def test_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a record of speed"):
+        certify(Order("chip", tmp_path / "bundle", "full", baseline=Path(__file__)), lambda *_: None)
     with pytest.raises(ConfigError, match="matches no case"):
         certify(Order("chip", tmp_path / "bundle", only="nothing/*"), lambda *_: None)

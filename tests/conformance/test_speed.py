@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ import torch
 
 from conformance.case import Case
 from conformance.speed import record as kept
+from conformance.speed.apart import record_apart
 from conformance.speed.cases import Timed, timed
 from conformance.speed.measure import record
 from conformance.speed.probe import Ceilings
 from conformance.speed.record import Measured, SpeedRecord, compare
 from conformance.speed.timing import measure
 from conformance.target import Host, host_target
-from core.errors import ConfigError
+from core.errors import ConfigError, DeviceError
 from core.kernels.cost import COSTS
 from core.kernels.reference import dense
 from core.kernels.row import Implementation, Kernel
+from core.plugin.facts import DeviceFacts, Peaks, Support
+from tests.conformance.test_pytest_plugin import ONLY_NORM
+from tests.plugins import install_plugin
 
 NORM = Timed(
     Case.of("rms_norm", "normal", dtype="float32", rows=64, k=1024, eps=1e-5), "memory", {"T": 64, "K": 1024, "e": 4}
@@ -130,8 +135,62 @@ def test_grades() -> None:
     assert uneven.classes["b"][0] == pytest.approx(2.25)
     assert compare(made("a few", {"a1": 0.5, "b1": 0.4}), base).grade == kept.UNGRADED
     assert compare(made("no b", {"a1": 0.5, "a2": 0.5}), base).grade == kept.UNGRADED
-    with pytest.raises(ConfigError, match="no case in common"):
-        compare(made("bad", {"a1": 0.5}, "wrong"), base)
+    nothing = compare(made("bad", {"a1": 0.5}, "wrong"), base)
+    assert (nothing.grade, nothing.overall, nothing.rho) == (kept.UNGRADED, None, {})
+
+
+def test_a_kernel_that_raises_is_wrong() -> None:
+    def refuses(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
+        raise RuntimeError("not at this size")
+
+    measured = one(refuses)
+    assert measured.trouble == "wrong: RuntimeError: not at this size"
+    assert (measured.seconds, measured.eta) == (0.0, 0.0)
+
+
+def test_a_case_that_nobody_takes_is_told() -> None:
+    narrow = Implementation("rms_norm", dense.rms_norm, "narrow", Support(max_k=5))
+    [measured] = record(host_target(narrow), "float32", lambda *_: None, [NORM]).cases
+    assert measured.trouble.startswith("not supported: ")
+    assert "k 1024 is over 5" in measured.trouble
+
+
+def test_peaks_that_are_stated_are_held_against_the_probe() -> None:
+    plain = made("base", {"a1": 0.5})
+    assert (plain.trouble, plain.limits) == ([], Ceilings(1.0, 1.0, 0.0))
+
+    def stated(flops: float | None, moved: float | None) -> SpeedRecord:
+        return msgspec.structs.replace(plain, stated_flops_per_s=flops, stated_bytes_per_s=moved)
+
+    assert stated(1.4, 1.0).trouble == []
+    assert stated(1.4, 1.0).limits == Ceilings(1.0, 1.0, 0.0)
+    assert stated(2.0, 1.0).trouble == ["the probe reached 1 FLOP/s, 0.50 of the 2 that the device states"]
+    assert stated(2.0, 10.0).limits == Ceilings(1.4, 7.0, 0.0), "a probe that is bad makes nothing look good"
+    assert stated(None, 0.5).trouble == ["the probe reached 1 bytes/s, 2.00 of the 0.5 that the device states"]
+
+
+class Stating(Host):
+    """A host that states more than there is."""
+
+    def probe(self) -> DeviceFacts:
+        return replace(super().probe(), peaks=Peaks(float32=1e18, bytes_per_s=1e18))
+
+
+def test_a_device_that_states_too_much_is_told_so() -> None:
+    target = host_target(Implementation("rms_norm", dense.rms_norm, "made"), device=Stating())
+    found = record(target, "float32", lambda *_: None, [NORM])
+    assert [text.rpartition(" of the ")[2] for text in found.trouble] == ["1e+18 that the device states"] * 2
+    [measured] = found.cases
+    assert measured.eta * measured.seconds == pytest.approx(found.limits.least_s(measured.flops, measured.moved_bytes))
+    assert found.limits.flops_per_s == 0.7e18
+
+
+def test_a_device_that_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = "def open(self, index):\n        exit(3)"
+    source = ONLY_NORM.replace("EPS", "eps").replace("def open(self, index):", dies)
+    install_plugin(monkeypatch, tmp_path / "site", "chip", source)
+    with pytest.raises(DeviceError, match="the process that timed chip died with exit code 3"):
+        record_apart("chip", lambda *_: None)
 
 
 def test_records_are_read_strictly(tmp_path: Path) -> None:
