@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -52,6 +54,7 @@ def test_every_python_file_of_the_tree_is_in_the_wheel(wheel: Path) -> None:
         for p in (ROOT / top).rglob("*.py")
     }
     assert tree <= names
+    assert "server/page/index.html" in names
 
 
 def test_constraints_pin_every_dependency() -> None:
@@ -59,7 +62,7 @@ def test_constraints_pin_every_dependency() -> None:
     lines = [line.partition(";")[0].strip() for line in Path(CONSTRAINTS).read_text().splitlines()]
     pins = dict(line.lower().replace("_", "-").split("==") for line in lines if line and not line.startswith("#"))
     wanted = [*PROJECT["dependencies"], *(d for extra in PROJECT["optional-dependencies"].values() for d in extra)]
-    names = {d.partition(">")[0].partition("[")[0].lower().replace("_", "-") for d in wanted} - {"core"}
+    names = {canonicalize_name(Requirement(d).name) for d in wanted} - {"core"}
     assert names <= pins.keys()
     assert pins["torch"].startswith("2.13.0")
     assert not [name for name in pins if name.startswith("nvidia")]

@@ -45,9 +45,11 @@ def expected(scene: Scene, stored_k: torch.Tensor, stored_v: torch.Tensor, exact
     if exactly and kept and dtype != "float32":
         return Expected(bits=stored(seen.o, dtype)), lse
     score_error = 2 * kappa(scene.q.shape[2]) * W * float(seen.reach.max(initial=0))
-    rms = kept and dtype != "float32" and score_error < _STORE_RULES * ROUNDOFF[dtype]
+    # Where scores are so large that their own errors show, a row is off as a whole, by what A allows.
+    store_rules = dtype == "float32" or score_error < _STORE_RULES * ROUNDOFF[dtype]
     noise = _MEAN_ROUNDING * ROUNDOFF[dtype] * np.sqrt(seen.power)
-    return Expected(value=seen.o, bound=bound, dtype=dtype, rms=rms, noise=noise), lse
+    rms = kept and store_rules and dtype != "float32"
+    return Expected(value=seen.o, bound=bound, dtype=dtype, rms=rms, noise=noise, bias=store_rules), lse
 
 
 def _oracle(scene: Scene, stored_k: torch.Tensor, stored_v: torch.Tensor) -> Attended:
