@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from core.kernels.schemes import Q41Weight
 from core.kernels.table import TABLE
 from core.plugin import DeviceFacts
 from devices.xla.device import XlaDevice
@@ -124,3 +125,10 @@ def test_moves_keep_every_bit_of_bfloat16(kernels: dict[str, Callable[..., Any]]
     }
     for row, found in moved.items():
         assert torch.equal(found.view(torch.int16), bits.flip(0)), row
+
+
+def test_packed_weights(kernels: dict[str, Callable[..., Any]]) -> None:
+    torch.manual_seed(3)
+    codes = torch.randint(0, 256, (48, 32), dtype=torch.uint8)
+    weight = Q41Weight(codes, torch.rand(48, 2).half(), torch.randn(48, 2).half())
+    same(kernels, "linear", torch.randn(5, 64), weight, error=1e-6)
