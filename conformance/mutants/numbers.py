@@ -27,5 +27,5 @@ def cut(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """float32 x rounded to a significand of `bits` bits."""
-    return cut((x.contiguous().view(torch.int32) + (1 << (23 - bits))).view(torch.float32), bits)
+    """float32 x rounded to a significand of `bits` bits. NaN stays as it is."""
+    return cut((x.contiguous().view(torch.int32) + (1 << (23 - bits))).view(torch.float32), bits).where(~x.isnan(), x)
