@@ -87,7 +87,9 @@ def text_of(answer: Any) -> str:
     return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
-@pytest.mark.parametrize(("asked", "check"), FORMS, ids=lambda value: str(value)[:40] if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    ("asked", "check"), FORMS, ids=lambda value: str(value)[:40] if isinstance(value, dict) else ""
+)
 def test_a_form_is_kept_to(null_server: Server, asked: dict[str, Any], check: Any) -> None:
     response = null_server.post("/v1/chat/completions", {"model": "smollm2", **ASK, **asked})
     assert response.status_code == 200, response.text
