@@ -70,13 +70,12 @@ F32 = "/model=induction,dtype=float32*"
 @pytest.mark.parametrize(
     ("wrong", "fails", "passes"),
     [
-        (ROPE, f"kl{F32}way=prompt*", None),
-        (MASK, f"greedy{F32}", f"batch{F32}"),
-        (STALE, f"kl{F32}way=decode*", None),
-        (MIXED, f"batch{F32}", f"kl{F32}way=prompt*"),
-        (LOST, f"chunks{F32}chunk=page-1", None),
+        pytest.param(ROPE, f"kl{F32}way=prompt*", None, id="rope"),
+        pytest.param(MASK, f"greedy{F32}", f"batch{F32}", id="mask", marks=pytest.mark.heavy),
+        pytest.param(STALE, f"kl{F32}way=decode*", None, id="stale", marks=pytest.mark.heavy),
+        pytest.param(MIXED, f"batch{F32}", f"kl{F32}way=prompt*", id="mixed", marks=pytest.mark.heavy),
+        pytest.param(LOST, f"chunks{F32}chunk=page-1", None, id="lost"),
     ],
-    ids=["rope", "mask", "stale", "mixed", "lost"],
 )
 def test_wrong_kernels_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, fails: str, passes: str | None

@@ -27,6 +27,8 @@ from tests.conformance.made_bundle import edit_json, edit_predicate, extra, full
 
 NAME = next(iter(ADAPTERS))
 
+pytestmark = pytest.mark.heavy
+
 
 def is_real(case: Case) -> bool:
     return engine.can_rejudge(case) and bool(case["dtype"] == "bfloat16")

@@ -61,7 +61,7 @@ def run_all(tasks: list[Task], num_jobs: int, **more: object) -> dict[str, Resul
 def test_each_fault_costs_its_case() -> None:
     declared = declare(open_target("chip"), "kernel", "rms_norm/[en]*/dtype=float32*")
     tasks = [d.task for d in declared if not d.unsupported]
-    found = run_all(tasks, 2, timeout_s=10)
+    found = run_all(tasks, 2, timeout_s=6)
     assert set(found) == {task.case for task in tasks}
     errors = {case: result.message for case, result in found.items() if result.status == "error"}
     assert any("rows=7,k=577" in case for case in errors)
@@ -69,7 +69,7 @@ def test_each_fault_costs_its_case() -> None:
         if "rows=7,k=577" in case:
             assert message == "the process died with exit code 3"
         elif "rows=33,k=2880" in case:
-            assert message == "no answer in 10 s"
+            assert message == "no answer in 6 s"
         else:
             assert "RuntimeError: no such size" in message, case
     assert [r.status for r in found.values() if r.case not in errors] == ["pass"] * (len(found) - len(errors))

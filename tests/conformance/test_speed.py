@@ -57,6 +57,7 @@ def test_a_wrong_kernel_does_not_count() -> None:
     assert one(lambda x, w, *, eps: w * x).trouble.startswith("wrong before it was timed: check A")
 
 
+@pytest.mark.heavy
 def test_one_that_gets_lazy_does_not_count() -> None:
     calls = [0]
 
@@ -67,6 +68,7 @@ def test_one_that_gets_lazy_does_not_count() -> None:
     assert one(lazy).trouble.startswith("wrong after it was timed")
 
 
+@pytest.mark.heavy
 def test_one_that_remembers_does_not_count() -> None:
     last: list[tuple[bytes, torch.Tensor]] = [(b"", torch.empty(0))]
 
@@ -176,6 +178,7 @@ class Stating(Host):
         return replace(super().probe(), peaks=Peaks(float32=1e18, bytes_per_s=1e18))
 
 
+@pytest.mark.heavy
 def test_a_device_that_states_too_much_is_told_so() -> None:
     target = host_target(Implementation("rms_norm", dense.rms_norm, "made"), device=Stating())
     found = record(target, "float32", lambda *_: None, [NORM])

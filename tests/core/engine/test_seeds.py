@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from core import LLM, SamplingParams
 
-PROMPT = random.Random(1).choices(range(3, 384), k=60)
+PROMPT = random.Random(1).choices(range(3, 384), k=40)
 OTHERS = [random.Random(i).choices(range(3, 384), k=3 + 9 * i) for i in range(2, 10)]
-NUM = 20
+NUM, MANY = 12, 40
 SHARED: dict[str, Any] = {"max_tokens": NUM, "ignore_eos": True}
 SEEDED = [
     SamplingParams(temperature=1.0, seed=4, **SHARED),
@@ -27,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "others": {"num_others": len(OTHERS)},
     "chunks": {"num_others": 3, "max_num_batched_tokens": 17},
     "token by token": {"max_num_batched_tokens": 1},
-    "preempted": {"num_others": len(OTHERS), "num_kv_blocks": 20},
+    "preempted": {"num_others": len(OTHERS), "num_kv_blocks": 16},
     "no prefix cache": {"num_others": 2, "enable_prefix_caching": False},
 }
 
@@ -40,12 +41,15 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def draw(model: Path, *, num_others: int = 0, together: bool = False, **options: Any) -> list[list[int]]:
+def draw(
+    model: Path, *, num_others: int = 0, together: bool = False, num: int = NUM, **options: Any
+) -> list[list[int]]:
     """The ids of each of SEEDED in an engine of its own making, twice, so that the second finds the first's prefix."""
     settings = {"num_kv_blocks": 200, "max_model_len": 128, "batch_invariant": True, "device": "cpu", **options}
     with LLM(str(model), **settings) as llm:
         found = []
-        groups = [SEEDED] if together or num_others else [[one] for one in SEEDED]
+        seeded = [msgspec.structs.replace(one, max_tokens=num) for one in SEEDED]
+        groups = [seeded] if together or num_others else [[one] for one in seeded]
         for group in groups * 2:
             prompts = [*OTHERS[:num_others], *[PROMPT] * len(group)]
             outs = llm.generate(prompts, [SEEDED[0]] * num_others + group)
@@ -75,6 +79,7 @@ def test_a_seed_draws_the_same(tiny_llama_dir, alone, case, depth):
 def test_without_the_mode_it_does_not(tiny_llama_dir):
     """Else the test above would prove nothing."""
     plain = [
-        draw(tiny_llama_dir, dtype="bfloat16", batch_invariant=False, **CASES[case]) for case in ("alone", "others")
+        draw(tiny_llama_dir, dtype="bfloat16", batch_invariant=False, num=MANY, **CASES[case])
+        for case in ("alone", "others")
     ]
     assert plain[0] != plain[1]
