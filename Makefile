@@ -25,7 +25,7 @@ test: lint
 	$(BIN)/pytest -m "not heavy" -n 2 --dist loadfile $(ARGS)
 
 test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM)
-	$(BIN)/pytest -m heavy $(ARGS)
+	$(BIN)/pytest -m heavy -n 2 --dist loadfile $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
