@@ -57,7 +57,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Implementation:
-    """A plugin's own version of a row. `adopted`: it is the reference, compiled for the device."""
+    """A plugin's own version of a row.
+
+    A result stays as it is while somebody holds it: it is never a buffer that the next call writes. The same inputs give
+    the same bits.
+
+    adopted   it is the reference, compiled for the device
+    """
 
     row: str
     kernel: Kernel
