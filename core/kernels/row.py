@@ -59,8 +59,8 @@ class Row:
 class Implementation:
     """A plugin's own version of a row.
 
-    A result stays as it is while somebody holds it: it is never a buffer that the next call writes. The same inputs give
-    the same bits.
+    A result stays as it is while somebody holds it: it is never a buffer that the next call writes. The same inputs
+    give the same bits.
 
     adopted   it is the reference, compiled for the device
     """
