@@ -57,12 +57,10 @@ def certify(
     sign: Annotated[list[Path], typer.Option("--sign", help="Ed25519 private key (PEM); repeatable.")] = [],  # noqa: B006
 ) -> int:
     """Examine a device, and write the certificate."""
-    from conformance.certificate.issue import CERTIFICATE
     from conformance.certificate.sign import check_available
     from conformance.certify import Order
     from conformance.certify import certify as run
     from conformance.speed.record import DEFAULT
-    from core.plugin.certificate import keep
 
     if mode not in MODES:
         raise typer.BadParameter(f"{mode!r} is not one of {', '.join(MODES)}", param_hint="--mode")
@@ -83,6 +81,14 @@ def certify(
         check_available()
     with _bar("examining") as progress:
         done = run(Order(device, bundle, level, only, jobs, nonce, waivers, baseline or DEFAULT, sign), progress)
+    return _told(done, bundle)
+
+
+def _told(done: "Examined", bundle: Path) -> int:
+    """Show what came of it, and keep the certificate where `core plan` finds it. Returns the exit code."""
+    from conformance.certificate.issue import CERTIFICATE
+    from core.plugin.certificate import keep
+
     predicate, outcomes = done.predicate, done.outcomes
     statuses = Counter(outcome.status for outcome in outcomes)
     _show("Cases", ("kernel", "provider", "pass", "fail", "waived", "closest to a bound"), _by_row(outcomes))
