@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from time import sleep
 
 from processes import Server
 
+from core.engine.process import BEAT_S
+
 SHORT = {"model": "smollm2", "prompt": [5000], "max_tokens": 2}
+LONG = SHORT | {"prompt": [9] * 1001}
 
 
 @contextmanager
@@ -14,6 +18,7 @@ def busy(server: Server) -> Iterator[None]:
     """One request runs for as long as the block does, and everything else waits."""
     body = {"model": "smollm2", "prompt": [7], "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body, headers=server.headers) as response:
+        assert response.status_code == 200
         lines = response.iter_lines()  # once nobody holds it, the connection is closed
         next(lines)
         yield
@@ -44,13 +49,24 @@ def test_streams_get_a_real_status(guarded_server: Server) -> None:
     assert answer.headers["content-type"] == "application/json"
 
 
+def test_what_waited_once_does_not_count(guarded_server: Server) -> None:
+    """What the engine said last is older than the end of those that waited."""
+    for _ in range(3):
+        with ThreadPoolExecutor(2) as pool:
+            with busy(guarded_server):
+                waiting = [pool.submit(guarded_server.post, "/v1/completions", SHORT) for _ in range(2)]
+                sleep(2 * BEAT_S)
+            assert [one.result().status_code for one in waiting] == [200, 200]
+        with busy(guarded_server):
+            assert "1001 prompt tokens" in guarded_server.post("/v1/completions", LONG).text
+
+
 def test_tokens_that_wait(guarded_server: Server) -> None:
     """A prompt that alone is over the limit of the queue is served when there is none."""
-    long = SHORT | {"prompt": [9] * 1001}
     with busy(guarded_server):
-        answer = guarded_server.post("/v1/completions", long)
+        answer = guarded_server.post("/v1/completions", LONG)
         assert answer.status_code == 429
         assert "1001 prompt tokens" in answer.json()["error"]["message"]
         assert "--max-num-queued-tokens 1000" in answer.json()["error"]["message"]
-    answers = [guarded_server.post("/v1/completions", long) for _ in range(20)]
+    answers = [guarded_server.post("/v1/completions", LONG) for _ in range(20)]
     assert answers[-1].status_code == 200
