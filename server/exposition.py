@@ -1,7 +1,8 @@
 """The page that Prometheus scrapes: what the API process counts and what the engine does, under vLLM's names.
 
-`FORMER_NAMES` are what vLLM called some of them before; dashboards and routers still ask for those, so an operator can
-have both (--old-metric-names). What the engine counts starts again with a new engine; Prometheus expects that.
+What vLLM has no name for begins with `core:`. `FORMER_NAMES` are what vLLM called some of them before; dashboards and
+routers still ask for those, so an operator can have both (--old-metric-names). What the engine counts starts again with
+a new engine; Prometheus expects that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,6 +97,9 @@ class Exposition:
         yield self._counter("num_preemptions", "Preemptions.", s.num_preemptions)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.", s.num_prefix_queries)
         yield self._counter("prefix_cache_hits", "Those that were found.", s.num_prefix_hits)
+        yield self._counter("compiles", "Functions that the device compiled.", s.num_compiles, "core")
+        yield self._counter("compile_seconds", "What compiling them took.", s.compile_s, "core")
+        yield self._counter("late_compiles", "Those that requests waited for.", s.num_late_compiles, "core")
         sizes = s.num_steps_by_tokens
         yield self._histogram("iteration_tokens_total", "Tokens of a step.", BOUNDS, sizes, s.num_step_tokens)
 
@@ -112,8 +116,8 @@ class Exposition:
         metric.add_metric([*self.labels.values(), *labels.values()], 1)
         return metric
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        metric = CounterMetricFamily(f"vllm:{name}", text, labels=self._names())
+    def _counter(self, name: str, text: str, value: float, whose: str = "vllm") -> Metric:
+        metric = CounterMetricFamily(f"{whose}:{name}", text, labels=self._names())
         metric.add_metric(list(self.labels.values()), value)
         return metric
 

@@ -21,6 +21,7 @@ ALL = (
         )
         for part in ("count", "sum", 'bucket{le="+Inf"}')
     ),
+    *(f"core:{name}_total" for name in ("compiles", "compile_seconds", "late_compiles")),
     *(f'request_success_total{{finished_reason="{reason}"}}' for reason in ("stop", "length", "abort", "error")),
 )
 

@@ -92,4 +92,7 @@ def test_nothing_was_compiled_meanwhile(server: Server) -> None:
     complete(server, PROMPTS[0])
     found = kv(server)
     assert (found["num_compiles"], found["num_late_compiles"]) == (15, 0)
+    counts = server.metrics()
+    assert (counts["core:compiles_total"], counts["core:late_compiles_total"]) == (15, 0)
+    assert counts["core:compile_seconds_total"] > 0.1
     assert "while requests wait" not in server.log.read_text()
