@@ -58,12 +58,16 @@ class Compiles:
 
 
 class CompiledStep:
-    """As `StepFunction`, with its halves compiled for each shape."""
+    """As `StepFunction`, with its halves compiled for each shape.
+
+    has_lost   a function failed that was given the KV cache or the ids drawn last: they are gone
+    """
 
     def __init__(self, step: StepFunction, device: Device) -> None:
         self._step, self._device = step, device
         self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.compiles = Compiles()
+        self.has_lost = False
 
     def forward(
         self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
@@ -91,14 +95,21 @@ class CompiledStep:
     def _run(self, key: tuple[Any, ...], function: Callable[..., Any], given: tuple[int, ...], *args: Any) -> Any:
         made = self._made.get(key)
         if made is not None:
-            return made(*args)
+            return self._call(made, given, args)
         self.compiles.begin(key)
         start_s = SYSTEM.now_s()
         made = self._device.compile(function, key, given)
-        found = made(*args)  # a device may compile only now
+        found = self._call(made, given, args)  # a device may compile only now
         self.compiles.add(SYSTEM.now_s() - start_s)
         self._made[key] = made
         return found
+
+    def _call(self, made: Callable[..., Any], given: tuple[int, ...], args: tuple[Any, ...]) -> Any:
+        try:
+            return made(*args)
+        except BaseException:
+            self.has_lost = self.has_lost or bool(given)
+            raise
 
 
 def warm_up(

@@ -49,7 +49,8 @@ class Executor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._flights: deque[Future[Flight]] = deque()
         self._awaited: Future[bytes] | None = None  # masks of the step submitted last
-        self._is_broken = False  # other ranks are in a step that failed here, or did not get one
+        # Other ranks are in a step that failed here, or did not get one; or a step that failed took the KV cache along.
+        self._is_broken = False
         try:
             self.runner = self._thread.submit(open_runner).result()
             # A call that a profile may wrap.
@@ -76,7 +77,7 @@ class Executor:
         except StepDropped:
             raise  # by all ranks alike
         except BaseException:
-            self._is_broken = self._others is not None
+            self._is_broken = self._others is not None or self.runner.loses(launched=False)
             raise
 
     def _tell(self, send: Callable[[T], None], message: T) -> None:
@@ -101,7 +102,12 @@ class Executor:
             self.check()
             if beat:
                 beat()
-        return self._flights.popleft().result().output()
+        flight = self._flights.popleft().result()
+        try:
+            return flight.output()
+        except BaseException:
+            self._is_broken = self._is_broken or self.runner.loses(launched=True)
+            raise
 
     def check(self) -> None:
         """Raises: DeviceError when another rank is gone."""
@@ -111,7 +117,7 @@ class Executor:
     def drop(self) -> None:
         """Wait for the steps in flight and forget them, after one of them failed.
 
-        Raises: DeviceError when that leaves other ranks in the middle of a step. They are ended.
+        Raises: DeviceError when that leaves other ranks in the middle of a step (they are ended), or no KV cache.
         """
         try:
             if self._awaited:
@@ -119,7 +125,8 @@ class Executor:
             self.check()
             self._forget()
             if self._is_broken:
-                raise DeviceError("ranks cannot leave a step that failed: restart the engine")
+                ranks, cache = "ranks cannot leave a step that failed", "the KV cache went with a step that failed"
+                raise DeviceError(f"{ranks if self._others else cache}: restart the engine")
         except DeviceError:
             if self._others:
                 self._others.kill()

@@ -265,6 +265,13 @@ class Runner:
         """What was compiled so far."""
         return self._compiled.compiles if self._compiled else Compiles()
 
+    def loses(self, *, launched: bool) -> bool:
+        """Whether the KV cache went with a step that failed: while it was launched, or (`launched`) afterwards.
+
+        What compiled functions are given is gone when they fail, and what they gave back fails with them.
+        """
+        return self._compiled is not None and (launched or self._compiled.has_lost)
+
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Run one step as `launch` would, and return its logits [L, V] on the host in float32: for conformance.

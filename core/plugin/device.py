@@ -113,8 +113,9 @@ class Device(ABC):
 
         It is a half of a step in DESIGN's static form, or what reports log-probabilities: tensors in, tensors out,
         through dicts, lists, tuples and dataclasses; whatever else is in these, `key` fixes. Arguments at the
-        positions `given` are given back updated, and nobody reads what was passed again. The tensors of the step's
-        inputs keep their addresses for this key, and get new content; those of `extras` are new each time.
+        positions `given` are given back updated, and nobody reads what was passed again: when a call fails, they count
+        as lost, and the engine ends. The tensors of the step's inputs keep their addresses for this key, and get new
+        content; those of `extras` are new each time.
 
         Only devices that state `DeviceFacts.shapes` are asked. It may compile now or when it is first called; core
         calls what it returns once for every key before it serves, on padding.

@@ -21,6 +21,7 @@ from core.engine.pack import ShapeKey
 from core.engine.rows import Rows
 from core.engine.step import NewSequence, StepPlan
 from core.errors import DeviceError
+from core.plugin import Event
 from core.plugin.facts import ShapePolicy
 from core.request import MAX_BIAS, Request, Structured
 from devices.null.plugin import NullDevice
@@ -183,10 +184,17 @@ def test_no_request_makes_a_step_of_another_shape(llm: LLM) -> None:
     assert (snapshot.num_compiles, snapshot.num_late_compiles) == (NUM_FORWARDS + NUM_DRAWS, 0)
 
 
+SMALLEST = ("forward", 4, 2, 1, 2)
+
+
+def compiled(llm: LLM) -> dict[Any, Any]:
+    """What was compiled, for each shape."""
+    return llm.engine.executor.runner._compiled._made  # type: ignore[union-attr]
+
+
 def forget_a_shape(llm: LLM) -> None:
     """As if the shape of the smallest step had not been among those compiled at the start."""
-    made = llm.engine.executor.runner._compiled._made  # type: ignore[union-attr]
-    del made["forward", 4, 2, 1, 2]
+    del compiled(llm)[SMALLEST]
 
 
 def test_a_late_shape_is_compiled_counted_and_said(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -209,3 +217,28 @@ def test_a_late_shape_is_refused_where_that_was_asked_for(llm: LLM) -> None:
         llm.generate([[5, 6]], SamplingParams(temperature=0.0, max_tokens=3))
     assert llm.engine.inspect().num_late_compiles == 0
     assert len(llm.generate([[5] * 20], SamplingParams(temperature=0.0, max_tokens=1))[0].token_ids) == 1
+
+
+class Late(Event):
+    """A copy that fails when it is waited for."""
+
+    def synchronize(self) -> None:
+        raise RuntimeError("the chip is on fire")
+
+
+@pytest.mark.parametrize("when", ["at its launch", "afterwards"])
+def test_a_step_that_fails_takes_the_cache_along(llm: LLM, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """It was given the KV planes, so the engine ends, and says so, instead of going on with planes that are gone."""
+    run = compiled(llm)[SMALLEST]
+
+    def burn(*args: Any) -> Any:
+        run(*args)
+        raise RuntimeError("the chip is on fire")
+
+    if when == "afterwards":
+        monkeypatch.setattr(llm.engine.executor.runner._device, "d2h", lambda dst, src: Late())  # type: ignore[union-attr]
+    else:
+        compiled(llm)[SMALLEST] = burn
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="the KV cache went with a step that failed: restart the engine"):
+            llm.generate([[5, 6]], SamplingParams(temperature=0.0, max_tokens=3))
