@@ -39,6 +39,8 @@ from the shape of the step. Legend: T tokens, S sequences, L logit rows, R rows 
 table, P pages in the pool, H heads (Hq query, Hkv key and value), D head size, E hidden size, V vocabulary, N and K
 rows and columns of a weight. All ids, positions, slots and tables are int32.
 
+NaN in an input makes NaN of every result that rests on it, and of no other; what only moves elements keeps its bits.
+
 In bounds: u unit roundoff of the dtype that is stored, W that of float32 (2^-24), eta half the smallest subnormal.
 In costs: e, w bytes of an element of activations and weights, P pairs of a query and a key that it sees, C entries
 of the pool that are read, n elements in all. *Production* kernels must be the device's own for the certificate of
