@@ -36,6 +36,10 @@ FAILURE_LINGER_S = 3.0
 FAREWELL_S = 2
 """How long requests that were failed may take to be told so."""
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays open: longer than clients keep theirs (httpx 5 s, aiohttp 15 s, nginx 60 s): one
+that is closed just when its client sends again is an error at the client."""
+
 CUT_SHORT = "the server was shut down before this request was done"
 
 
@@ -114,6 +118,7 @@ class _Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=FAREWELL_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 ssl_keyfile=address.ssl_keyfile,
                 ssl_certfile=address.ssl_certfile,
                 log_config=None if options.log_format == "json" else uvicorn.config.LOGGING_CONFIG,

@@ -3,6 +3,8 @@
 import datetime
 import ssl
 import stat
+import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -116,3 +118,15 @@ def test_a_server_without_keys_that_everybody_reaches_says_so(tmp_path: Path, nu
     with serve(tmp_path, *NULL, "--host", "0.0.0.0") as server:
         assert "warning: anybody who reaches 0.0.0.0 may use this server: give --api-key" in server.log.read_text()
     assert "warning" not in null_server.log.read_text()
+
+
+@pytest.mark.heavy
+def test_an_idle_connection_stays_open(null_server: Server) -> None:
+    """Longer than the 5 s that httpx keeps it: a client that sends at that moment finds nobody."""
+    url = httpx.URL(null_server.base_url)
+    connection = HTTPConnection(url.host, url.port)
+    for wait_s in (0, 16):
+        time.sleep(wait_s)
+        connection.request("GET", "/live")
+        assert connection.getresponse().read()
+    connection.close()
