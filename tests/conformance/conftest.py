@@ -7,11 +7,16 @@ import torch
 
 from tests.conformance.examined import mutants_of, name_of
 
+IN_QUICK = 6
+"""Of so many wrong kernels, one is tried among the quick tests, and all are among the heavy ones."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     rows = getattr(metafunc.module, "ROWS", ())
     if "wrong_kernel" in metafunc.fixturenames:
-        metafunc.parametrize("wrong_kernel", mutants_of(rows, "wrong", "cheat"), ids=name_of)
+        wrong = mutants_of(rows, "wrong", "cheat")
+        some = [pytest.param(m, marks=pytest.mark.heavy) if i % IN_QUICK else m for i, m in enumerate(wrong)]
+        metafunc.parametrize("wrong_kernel", some, ids=[name_of(m) for m in wrong])
     if "right_kernel" in metafunc.fixturenames:
         metafunc.parametrize("right_kernel", mutants_of(rows, "right"), ids=name_of)
     if "examined_row" in metafunc.fixturenames:

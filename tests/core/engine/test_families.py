@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
 
 
-@pytest.fixture(params=[0, 1], ids=["depth0", "depth1"])
+@pytest.fixture(params=[pytest.param(0, marks=pytest.mark.heavy), 1], ids=["depth0", "depth1"])
 def depth(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
