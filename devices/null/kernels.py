@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from core.kernels.reference.kv import KVLayout, Plane
+from core.kernels.reference.sampling import uniform
 from core.kernels.row import Implementation, Kernel
 from core.kernels.table import TABLE
 
@@ -74,12 +75,27 @@ class NullKernels:
         at_K = (values_K.long() - 1) % x.shape[1]
         return torch.zeros(rows_K.shape[0], x.shape[1]).scatter_(1, at_K[:, None], values_K[:, None])
 
-    def sample(self, logits_LV: torch.Tensor, *rest: torch.Tensor, greedy: bool, top_k_max: int) -> torch.Tensor:
-        if greedy and not any(logits_LV.stride()):
-            return (self._ids_T[self._rows_L] + 1) % logits_LV.shape[1]
-        sample = TABLE["sample"].reference
-        ids_L: torch.Tensor = sample(self._real(logits_LV), *rest, greedy=greedy, top_k_max=top_k_max)
-        return ids_L
+    def sample(
+        self,
+        logits_LV: torch.Tensor,
+        temperature_L: torch.Tensor,
+        top_k_L: torch.Tensor,
+        top_p_L: torch.Tensor,
+        seed_L2: torch.Tensor,
+        counter_L: torch.Tensor,
+        *,
+        greedy: bool,
+        top_k_max: int,
+    ) -> torch.Tensor:
+        if any(logits_LV.stride()):
+            rows = (logits_LV, temperature_L, top_k_L, top_p_L, seed_L2, counter_L)
+            drawn_L: torch.Tensor = TABLE["sample"].reference(*rows, greedy=greedy, top_k_max=top_k_max)
+            return drawn_L
+        next_L = (self._ids_T[self._rows_L] + 1) % logits_LV.shape[1]
+        if greedy:
+            return next_L
+        drawn_L = _draw(next_L, temperature_L, top_k_L, top_p_L, uniform(seed_L2, counter_L), logits_LV.shape[1])
+        return torch.where(temperature_L > 0, drawn_L, next_L)
 
     def _on_real_logits(self, reference: Kernel) -> Kernel:
         """A request that shapes its draws gets something to shape."""
@@ -91,3 +107,24 @@ class NullKernels:
             return logits_LV
         following = (self._ids_T[self._rows_L].long() + 1) % logits_LV.shape[1]
         return torch.zeros(logits_LV.shape).scatter_(1, following[:, None], LIKELIER)
+
+
+def _draw(
+    next_L: torch.Tensor,
+    temperature_L: torch.Tensor,
+    top_k_L: torch.Tensor,
+    top_p_L: torch.Tensor,
+    u_L: torch.Tensor,
+    size: int,
+) -> torch.Tensor:
+    """As the reference, from the logits that `NullKernels._real` would make, without making them.
+
+    The next token has more weight than the others, which weigh 1 each. Of those, the first by id are kept.
+    """
+    likely_L = torch.exp(LIKELIER / temperature_L.double())
+    kept_L = torch.where((top_k_L > 0) & (top_k_L < size), top_k_L, size)
+    others_L = (top_p_L * (likely_L + kept_L - 1) - likely_L).ceil().clamp(min=0).minimum(kept_L - 1)
+    at_L = u_L * (likely_L + others_L)
+    place_L = next_L.minimum(others_L)  # of the next token in what is kept, by id
+    beyond_L = torch.where(at_L < place_L + likely_L, next_L, (at_L - likely_L).floor() + 1)
+    return torch.where(at_L < place_L, at_L.floor(), beyond_L).int()
