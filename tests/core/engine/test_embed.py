@@ -53,7 +53,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
     return str(request.param)
 
 
-@pytest.fixture(params=[0, 1], ids=["depth0", "depth1"])
+@pytest.fixture(params=[pytest.param(0, marks=pytest.mark.heavy), 1], ids=["depth0", "depth1"])
 def depth(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
