@@ -12,7 +12,8 @@ from core.kernels.reference import attention
 from core.kernels.row import Group, Implementation, Kernel, Row
 from core.kernels.table import TABLE
 from core.plugin import DeviceFacts, Support
-from devices.xla.compile import Adopted
+from devices.xla.adopted import Adopted
+from devices.xla.lowering import Lowering, lowering
 
 PROVIDER = "xla"
 _ONE_PASS = 1 << 40  # bytes: a loop over tiles would be unrolled
@@ -26,15 +27,18 @@ def implementations(facts: DeviceFacts) -> list[Implementation]:
     """Of every row that a step of one rank can have."""
     support = Support(dtypes=frozenset(facts.dtypes))
     rows = [row for row in TABLE.values() if row.group is not Group.COMM and row.name != "pack_weight"]
-    return [Implementation(row.name, _kernel(row), PROVIDER, support, adopted=True) for row in rows]
+    assert facts.torch_extension is not None
+    way = lowering(facts.torch_extension)
+    return [Implementation(row.name, _kernel(row, way), PROVIDER, support, adopted=True) for row in rows]
 
 
-def _kernel(row: Row) -> Kernel:
+def _kernel(row: Row, way: Lowering) -> Kernel:
     if row.name == "kv_layout":
         return row.reference  # computes nothing
     parts = {part: TABLE[part].reference for part in row.parts}
     reference = partial(attention.attend_within, _ONE_PASS) if row.name == "attn_paged" else row.reference
-    adopted = Adopted(partial(reference, **parts) if parts else reference, _WRITES.get(row.name), row.name in _MOVES)
+    composed = partial(reference, **parts) if parts else reference
+    adopted = Adopted(way, composed, _WRITES.get(row.name), row.name in _MOVES)
     return _without_host(adopted) if row.name == "attn_plan" else adopted
 
 
