@@ -19,17 +19,38 @@ MAX_LOGPROBS = 20
 MAX_BIAS = 1024
 MAX_STRUCTURED_CHARS = 1 << 18
 
+RANGES: dict[str, tuple[float, float]] = {
+    "n": (1, MAX_N),
+    "temperature": (0, 100),
+    "min_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "seed": (0, MAX_SEED),
+    "min_tokens": (0, float("inf")),
+    "max_tokens": (1, float("inf")),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+"""Of sampling parameters: the least and the most that each may be."""
+
+ABOVE_ZERO: dict[str, float] = {"top_p": 1.0, "repetition_penalty": 100.0}
+"""Those that must be more than 0: the most that each may be."""
+
 _KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "calls")
 _JSON_KINDS = ("json_schema", "choice", "structural_tag", "calls")
 
 
 class Prelude(msgspec.Struct, frozen=True):
     """Free text before a form, such as a model's reasoning: it starts with `begin`, ends with the first `end`, and the
-    form follows after `gap`."""
+    form follows after `gap`.
+
+    max_tokens   ids after `begin`, from which on `end` is forced; None: any number
+    """
 
     begin: str
     end: str
     gap: str = ""
+    max_tokens: int | None = None
 
 
 class Structured(msgspec.Struct, frozen=True):
@@ -41,10 +62,11 @@ class Structured(msgspec.Struct, frozen=True):
            choice           text is a JSON list of strings: the output is one of them
            grammar          text is a grammar, Lark or GBNF
            structural_tag   text is {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in
-                            which a trigger starts the `begin` of a structure, JSON by its schema and its `end`
+                            which a trigger starts the `begin` of a structure, JSON by its schema and its `end`; or
+                            {"format": part}, a form put together of parts, which `core.engine.tags` reads
            calls            calls of functions as some model writes them: text is {"open", "begins", "head", "middle",
                             "close", "separator", "end", "functions": [{"name", "schema"}, ...], "required",
-                            "parallel"}, which `core.engine.calls` reads
+                            "parallel", "form": null or {"kind", "text"}}, which `core.engine.calls` reads
     after  what comes before the form; None: nothing
     """
 
@@ -60,8 +82,10 @@ class Structured(msgspec.Struct, frozen=True):
             raise _outside("structured", f"{len(self.text)} characters", f"at most {MAX_STRUCTURED_CHARS}")
         if self.after is not None and not self.after.end:
             raise _outside("structured", "of a form after text without an end", "after text with one")
-        if (not self.text) != (self.kind == "json_object"):
-            raise _outside("structured", f"{self.kind} with text {self.text[:20]!r}", "empty for json_object alone")
+        if self.text and self.kind == "json_object":
+            raise _outside("structured", f"{self.kind} with text {self.text[:20]!r}", "without text")
+        if not self.text and self.kind != "json_object":
+            raise RequestError(f"structured {self.kind} is empty: say what the output must be", "structured")
         if self.kind not in _JSON_KINDS:
             return
         try:
@@ -97,7 +121,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos          go on after the model's end-of-sequence id
     logprobs            report log-probabilities of the tokens drawn, and of this many likeliest; None: no report.
                         They are the model's own: before bias, penalties, masks and temperature
-    prompt_logprobs     the same for the tokens of the prompt
+    logprob_token_ids   also report those of these tokens; only with logprobs
+    prompt_logprobs     the same for the tokens of the prompt, without these
     structured          the form that the output must have; it ends where nothing can follow, and ids that end it
                         are only drawn where the form is complete
     include_stop_str_in_output   what stopped the output, string or id, is part of its text
@@ -122,6 +147,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     structured: Structured | None = None
     include_stop_str_in_output: bool = False
@@ -142,39 +168,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             self.structured.check()
 
     def _check_numbers(self, vocab_size: int) -> None:
-        most = MAX_LOGPROBS
-        between: tuple[tuple[str, float | None, float, float], ...] = (
-            ("n", self.n, 1, MAX_N),
-            ("temperature", self.temperature, 0, 100),
-            ("min_p", self.min_p, 0, 1),
-            ("frequency_penalty", self.frequency_penalty, -2, 2),
-            ("presence_penalty", self.presence_penalty, -2, 2),
-            ("seed", self.seed, 0, MAX_SEED),
-            ("min_tokens", self.min_tokens, 0, float("inf")),
-            ("max_tokens", self.max_tokens, 1, float("inf")),
-            ("logprobs", self.logprobs, 0, most),
-            ("prompt_logprobs", self.prompt_logprobs, 0, most),
-        )
-        for param, value, low, high in between:
+        for param, (low, high) in RANGES.items():
+            value = getattr(self, param)
             if value is not None and not low <= value <= high:
                 limit = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
                 raise _outside(param, value, limit)
         if not -1 <= self.top_k <= vocab_size:
             raise _outside("top_k", self.top_k, f"between -1 and {vocab_size}, the vocabulary; 0 and -1 mean all")
-        if not 0.0 < self.top_p <= 1.0:
-            raise _outside("top_p", self.top_p, "above 0 and at most 1")
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            raise _outside("repetition_penalty", self.repetition_penalty, "above 0 and at most 100")
+        for param, most in ABOVE_ZERO.items():
+            if not 0.0 < getattr(self, param) <= most:
+                raise _outside(param, getattr(self, param), f"above 0 and at most {most:g}")
 
     def _check_ids(self, vocab_size: int) -> None:
         for param, ids in (
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids),
+            ("logprob_token_ids", self.logprob_token_ids),
             ("logit_bias", self.logit_bias),
         ):
             for i in ids:
                 if not 0 <= i < vocab_size:
                     raise _outside(param, i, f"between 0 and {vocab_size - 1}, the vocabulary")
+        if len(self.logprob_token_ids) > MAX_LOGPROBS:
+            raise _outside("logprob_token_ids", f"{len(self.logprob_token_ids)} ids", f"at most {MAX_LOGPROBS}")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise _outside("logprob_token_ids", list(self.logprob_token_ids), "left out without logprobs")
         if len(self.logit_bias) > MAX_BIAS:
             raise _outside("logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_BIAS}")
         for i, value in self.logit_bias.items():
@@ -193,6 +211,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids      every id that ends the output: the model's own (unless ignore_eos) and the client's
     bad_ids       token sequences that the output never completes
     logprobs, prompt_logprobs   how many likeliest tokens to report beside the token itself; -1: no report
+    logprob_ids   tokens to report beside these
     max_tokens    resolved: at least 1, or 0 for an embedding; prompt + max_tokens fits the model
     seed          resolved: drawn at random where the client gave none
     pooling       makes it a request for an embedding, which draws nothing; None: it is one for tokens
@@ -219,6 +238,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     allowed_ids: list[int] = msgspec.field(default_factory=list)
     min_tokens: int = 0
     logprobs: int = -1
+    logprob_ids: list[int] = msgspec.field(default_factory=list)
     prompt_logprobs: int = -1
     structured: Structured | None = None
     pooling: Pooling | None = None
@@ -229,7 +249,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of one token under the model, its rank (1 is the likeliest), and the likeliest tokens'."""
+    """Log-probability of one token under the model, its rank (1 is the likeliest), and other tokens': the likeliest, in
+    order, and then those that were asked for and are not among them."""
 
     logprob: float
     rank: int

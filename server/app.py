@@ -1,4 +1,4 @@
-"""The HTTP face put together: layers, routes, and every error in the one nested shape.
+"""The HTTP face put together: layers, routes, and every error in the shape that its clients know.
 
 Bodies are read and checked by routes and not by FastAPI's injection: so a wrong one is 400, never 422, and what
 goes on after the client has hung up stays in our hands.
@@ -20,10 +20,11 @@ from core.model.source import ModelSource
 from server.chat import Desk
 from server.dialect import Dialect
 from server.door import Drain, Draining, Entry, Journal, Keys
-from server.errors import core_error_response, error_body, json_response
+from server.errors import core_error_response, error_response
 from server.exposition import Exposition
 from server.generation import ClientGoneError, Engine
 from server.metrics import Record
+from server.openapi import add_openapi
 from server.routes.body import MAX_BODY_BYTES
 from server.routes.embeddings import add_embeddings
 from server.routes.generate import add_generation
@@ -89,13 +90,14 @@ def _add_routes(app: FastAPI, house: House) -> None:
     add_health(app, engine, house.drain)
     add_models(app, served)
     add_generation(app, engine, desk, served, house.record)
-    add_responses(app, engine, desk, served, house.record)
+    add_responses(app, engine, desk, served, house.record, house.drain)
     add_messages(app, engine, desk, served, house.record)
     add_tokens(app, desk, served)
     add_embeddings(app, engine, desk, house.front, house.source, served)
     add_kv(app, engine)
     add_metrics(app, engine, _exposition(house))
     add_page(app, house.info, served)
+    add_openapi(app, served, house.info, has_keys=bool(house.door.keys))
 
 
 def _exposition(house: House) -> Exposition:
@@ -140,13 +142,13 @@ def _add_error_handlers(app: FastAPI) -> None:
         return app.exception_handler(kind)
 
     @handler(CoreError)
-    async def core_error(_: Request, error: CoreError) -> Response:
-        return core_error_response(error)
+    async def core_error(http: Request, error: CoreError) -> Response:
+        return core_error_response(http.url.path, error)
 
     @handler(HTTPException)
     async def http_error(http: Request, error: HTTPException) -> Response:
         message = f"{http.method} {http.url.path}: {error.detail}"
-        return json_response(error_body(error.status_code, message), error.status_code, error.headers)
+        return error_response(http.url.path, error.status_code, message, headers=error.headers)
 
     @handler(ClientDisconnect)
     @handler(ClientGoneError)
@@ -155,5 +157,5 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=499)
 
     @handler(Exception)
-    async def defect(_: Request, __: Exception) -> Response:
-        return json_response(error_body(500, "internal error; the server's log says more"), 500)
+    async def defect(http: Request, _: Exception) -> Response:
+        return error_response(http.url.path, 500, "internal error; the server's log says more")

@@ -19,6 +19,7 @@ from core.request import MAX_N, Request, SamplingParams, Structured, new_request
 from server.conversation import ChatBody
 from server.dialect import Dialect
 from server.reader import Parsers
+from server.reasoning import Start
 from server.schema import Body, CompletionBody, Prompt
 from server.template import prompt_of
 
@@ -26,6 +27,9 @@ T = TypeVar("T")
 
 LONG_INPUT = 20_000
 """Characters, or ids, from which preparing a request takes milliseconds."""
+
+ANYTHING = Structured("regex", "(?s:.*)")
+"""The form of an answer that has none."""
 
 MAX_CHOICES = 1024
 """Of one request: prompts times n."""
@@ -80,23 +84,39 @@ class Desk:
         form = body.form.structured if body.form else None
         choice = body.choice
         if choice != "none":
-            if body.form is not None:
-                raise RequestError(
-                    f"{body.form.field} asks for a form, and tools may be called: an output can be held to one "
-                    'of them, so leave one out, or send tool_choice "none"',
-                    body.form.field,
-                )
-            if choice == "auto" and not self._dialect.auto_tool_choice:
-                raise RequestError(
-                    "tool_choice is auto, which this server was started without (--no-enable-auto-tool-choice): "
-                    "send none, required, or the name of a function",
-                    "tool_choice",
-                )
+            self._check_choice(body, choice)
             parallel = body.parallel_tool_calls is not False
-            form = self._dialect.tools.held_to(body.callable, choice == "required", parallel)
+            form = self._dialect.tools.held_to(body.callable, choice == "required", parallel, form)
+        budget = body.thinking_token_budget
+        if budget is not None:
+            form = form or ANYTHING
+            _check_budget(budget, parsers)
         if form is not None and parsers.reasoning is not None:
-            form = parsers.reasoning.before(form, parsers.start)
+            form = parsers.reasoning.before(form, parsers.start, budget)
         return form
+
+    def _check_choice(self, body: ChatBody, choice: str) -> None:
+        """Raises: RequestError where the model may not choose, or cannot show what it chose."""
+        if choice == "auto" and not self._dialect.auto_tool_choice:
+            raise RequestError(
+                "tool_choice is auto, which this server was started without (--no-enable-auto-tool-choice): "
+                "send none, required, or the name of a function",
+                "tool_choice",
+            )
+        if body.form is None:
+            return
+        if choice == "required":
+            raise RequestError(
+                f"{body.form.field} asks for a form, and tools must be called: send tool_choice auto for an output "
+                'that is one or the other, or "none", or leave the form out',
+                body.form.field,
+            )
+        if not self._dialect.tools.open:
+            raise RequestError(
+                f"{body.form.field} asks for a form, and calls written as {self._dialect.tools.name} have no mark that "
+                'tells them from one: send tool_choice "none" or "required", or leave the form out',
+                body.form.field,
+            )
 
     async def completion(self, body: CompletionBody, sampling: SamplingParams) -> list[Asked]:
         """The n choices of each prompt, prompt by prompt."""
@@ -148,6 +168,17 @@ class Desk:
         """The prompt that a conversation makes. Raises: RequestError where the model has no template for it."""
         text = prompt_of(body, self._dialect).text
         return self.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+
+def _check_budget(budget: int, parsers: Parsers) -> None:
+    """Raises: RequestError where it could not be kept."""
+    if parsers.reasoning is None:
+        reason = "this model does not reason (reasoning_parser none)"
+    elif parsers.start is Start.MAYBE:
+        reason = "this model's template does not show whether an output reasons"
+    else:
+        return
+    raise RequestError(f"thinking_token_budget is {budget}: {reason}; leave it out", "thinking_token_budget")
 
 
 async def off_loop_if(size: int, work: Callable[[], T]) -> T:

@@ -1,16 +1,35 @@
 """What a client may send to /v1/chat/completions. Ranges are checked by core."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 from pydantic_core.core_schema import ValidationInfo
 
 from server.neutral import NEUTRAL, NEUTRAL_IN_MESSAGE, Neutral
 from server.schema import Body
-from server.strict import Strict
+from server.strict import Int, Strict
 from server.tools.asked import Call, ToolFields
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+_ROLES_OF = {
+    "tool_calls": "assistant",
+    "reasoning": "assistant",
+    "reasoning_content": "assistant",
+    "name": "tool",
+    "tool_call_id": "tool",
+}
+"""Fields of a message that only one role has."""
+
+
+class TextPart(Strict):
+    """Of a message whose content is a list."""
+
+    type: Literal["text"]
+    text: str
 
 
 class Message(Strict):
@@ -39,7 +58,7 @@ class Message(Strict):
             raise ValueError(f"is {value!r}: it must be system, developer, user, assistant or tool")
         return "system" if value == "developer" else value
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart] | None)
     @classmethod
     def _content(cls, value: Any) -> Any:
         if not isinstance(value, list):
@@ -48,8 +67,7 @@ class Message(Strict):
 
     @model_validator(mode="after")
     def _fields_of_the_role(self) -> "Message":
-        of = {"tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant", "name": "tool"}
-        for field, role in {**of, "tool_call_id": "tool"}.items():
+        for field, role in _ROLES_OF.items():
             if getattr(self, field) and self.role != role:
                 raise ValueError(f"{field} is a field of {role} messages, and not of {self.role} ones; leave it out")
         if self.role == "tool" and not self.tool_call_id:
@@ -57,6 +75,28 @@ class Message(Strict):
         if self.content is None and not self.tool_calls and not self.thoughts:
             raise ValueError("content is missing")
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        fields = schema.pop("properties")
+        needed_fields = ("content", "tool_calls", "tool_call_id")
+        content, calls, call_id = ({**fields[name], "anyOf": fields[name]["anyOf"][:-1]} for name in needed_fields)
+        calls["anyOf"][0]["minItems"] = call_id["anyOf"][0]["minLength"] = 1
+        of_all = {name: each for name, each in fields.items() if name not in _ROLES_OF}
+        of_assistants = {name: fields[name] for name, role in _ROLES_OF.items() if role == "assistant"}
+        of_tools = {"name": fields["name"], "tool_call_id": call_id}
+        variants = [
+            ({**of_all, "role": {"enum": ["system", "developer", "user"]}, "content": content}, ["content"]),
+            ({**of_all, **of_assistants, "role": {"const": "assistant"}, "content": content}, ["content"]),
+            ({**of_all, **of_assistants, "role": {"const": "assistant"}, "tool_calls": calls}, ["tool_calls"]),
+            ({**of_all, **of_tools, "role": {"const": "tool"}, "content": content}, ["content", "tool_call_id"]),
+        ]
+        closed = {"type": "object", "additionalProperties": False}
+        return {
+            "title": schema["title"],
+            "anyOf": [{**closed, "properties": each, "required": ["role", *needed]} for each, needed in variants],
+        }
 
     @property
     def thoughts(self) -> str:
@@ -81,14 +121,15 @@ class ChatBody(Body, ToolFields):
     echo                    with continue_final_message: the answer starts with the message that it continues
     continue_final_message  the answer goes on where the last message, an assistant's, ends
     include_reasoning       false: reasoning is not shown
+    thinking_token_budget   tokens of reasoning, after which its end is forced
     """
 
     neutral: ClassVar[Neutral] = NEUTRAL
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -97,6 +138,7 @@ class ChatBody(Body, ToolFields):
     echo: bool | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[Int, Field(ge=0)] | None = None
 
     @field_validator("top_logprobs")
     @classmethod
@@ -124,7 +166,7 @@ class ChatBody(Body, ToolFields):
             raise ValueError("is true, and so is add_generation_prompt: only one of them can be")
         messages = info.data.get("messages")
         if value and messages and (messages[-1].role != "assistant" or not messages[-1].content):
-            raise ValueError("is true: the last message must be an assistant's, with content")
+            raise ValueError("the last message is to be continued: it must be an assistant's, with content")
         return value
 
     @field_validator("echo")
@@ -142,8 +184,8 @@ class ChatBody(Body, ToolFields):
     @property
     def sent_names(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "prompt": "messages", **super().sent_names}
-        if self.tools and not self.form:
-            names |= {"structured calls": "tools", "structured": "tools"}
+        if self.tools:
+            names = {"structured calls": "tools", "structured": "tools"} | names
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         return names

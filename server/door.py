@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from fastapi.responses import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.clock import Clock, SystemClock
 from core.request import new_request_id
-from server.errors import error_body, json_response
+from server.errors import error_response
 
 OPEN = ("/health", "/live", "/")
 """Paths without a key: probes carry none, and a browser cannot send one with the page, which says nothing by itself."""
@@ -83,8 +82,9 @@ class Keys:
             await self._app(scope, receive, send)
             return
         message = "this server wants an API key: send it as `Authorization: Bearer KEY`"
-        body = error_body(401, message, code="invalid_api_key")
-        await json_response(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        headers = {"WWW-Authenticate": "Bearer"}
+        refused = error_response(scope["path"], 401, message, code="invalid_api_key", headers=headers)
+        await refused(scope, receive, send)
 
     def _knows(self, headers: Headers) -> bool:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
@@ -103,7 +103,7 @@ class Drain:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.num_active = 0
+        self._num_active = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -112,13 +112,18 @@ class Drain:
         self.reason = reason
 
     def enter(self) -> None:
-        self.num_active += 1
+        self._num_active += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        self.num_active -= 1
-        if not self.num_active:
+        self._num_active -= 1
+        if not self._num_active:
             self._idle.set()
+
+    def include(self, task: asyncio.Task[None]) -> None:
+        """What no HTTP request waits for runs, too, until it is done."""
+        self.enter()
+        task.add_done_callback(lambda _: self.leave())
 
     async def idle(self, timeout_s: float) -> bool:
         """Wait until nothing is being answered any more. False: it took too long."""
@@ -141,14 +146,11 @@ class Draining:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
         elif drain.reason:
-            await _refused(drain.reason)(scope, receive, send)
+            message = f"{drain.reason}; send the request to another"
+            await error_response(scope["path"], 503, message, code="draining")(scope, receive, send)
         else:
             drain.enter()
             try:
                 await self._app(scope, receive, send)
             finally:
                 drain.leave()
-
-
-def _refused(reason: str) -> Response:
-    return json_response(error_body(503, f"{reason}; send the request to another", code="draining"), 503)

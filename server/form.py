@@ -4,7 +4,6 @@ guided_* fields, SGLang's regex, ebnf and json_schema.
 One request has one form at most. What core cannot enforce it refuses before anything is generated.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -42,30 +41,34 @@ Structures = Annotated[list[Structure], Field(min_length=1)]
 Triggers = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 
-def _check_triggers(structures: Sequence[Structure], triggers: Sequence[str]) -> None:
-    for each in structures:
-        if not each.begin.startswith(tuple(triggers)):
-            raise ValueError(f"begin {each.begin!r} starts with none of the triggers")
+class Tags(Strict):
+    """Fields of a structural tag: today's `format`, which core reads, or `structures` and `triggers`."""
+
+    format: dict[str, Any] | None = None
+    structures: Structures | None = None
+    triggers: Triggers | None = None
+
+    def tags(self) -> Structured:
+        """Raises: ValueError when it is not one of the two kinds."""
+        if self.format is not None and self.structures is None and self.triggers is None:
+            return Structured("structural_tag", _text({"format": self.format}))
+        if self.format is not None or self.structures is None or self.triggers is None:
+            raise ValueError("a structural tag has either format, or structures and triggers")
+        for each in self.structures:
+            if not each.begin.startswith(tuple(self.triggers)):
+                raise ValueError(f"begin {each.begin!r} starts with none of the triggers")
+        shown = [each.model_dump(by_alias=True) for each in self.structures]
+        return Structured("structural_tag", _text({"structures": shown, "triggers": self.triggers}))
 
 
-def _tags(structures: Sequence[Structure], triggers: Sequence[str]) -> Structured:
-    shown = [each.model_dump(by_alias=True) for each in structures]
-    return Structured("structural_tag", _text({"structures": shown, "triggers": list(triggers)}))
-
-
-class StructuralTag(Strict):
+class StructuralTag(Tags):
     """vLLM's, of which the type may be left out."""
 
-    neutral: ClassVar[Neutral] = {"format": ()}
-    neutral_prefix = "structural_tag."
-
     type: Literal["structural_tag"] = "structural_tag"
-    structures: Structures
-    triggers: Triggers
 
     @model_validator(mode="after")
-    def _begin_with_triggers(self) -> "StructuralTag":
-        _check_triggers(self.structures, self.triggers)
+    def _of_a_kind(self) -> "StructuralTag":
+        self.tags()
         return self
 
 
@@ -85,32 +88,28 @@ class _NamedSchema(Strict):
     form: dict[str, Any] | bool = Field(alias="schema")
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(Tags):
     """OpenAI's: `text`, `json_object`, `json_schema`; and vLLM's `structural_tag`."""
-
-    neutral: ClassVar[Neutral] = {"format": ()}
-    neutral_prefix = "response_format."
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: _NamedSchema | None = None
-    structures: Structures | None = None
-    triggers: Triggers | None = None
 
     @model_validator(mode="after")
     def _fields_of_the_type(self) -> "ResponseFormat":
-        needed = {"json_schema": ["json_schema"], "structural_tag": ["structures", "triggers"]}.get(self.type, [])
-        for name in ("json_schema", "structures", "triggers"):
-            if (getattr(self, name) is not None) != (name in needed):
-                raise ValueError(f"{name} is {'missing for' if name in needed else 'no field of'} type {self.type}")
-        if self.structures and self.triggers:
-            _check_triggers(self.structures, self.triggers)
+        if self.json_schema is None and self.type == "json_schema":
+            raise ValueError("json_schema is missing for type json_schema")
+        of = {"json_schema": "json_schema", **dict.fromkeys(Tags.model_fields, "structural_tag")}
+        for name, kind in of.items():
+            if getattr(self, name) is not None and self.type != kind:
+                raise ValueError(f"{name} is no field of type {self.type}")
+        self.structured()
         return self
 
     def structured(self) -> Structured | None:
         if self.json_schema is not None:
             return Structured("json_schema", _text(self.json_schema.form))
-        if self.structures is not None and self.triggers is not None:
-            return _tags(self.structures, self.triggers)
+        if self.type == "structural_tag":
+            return self.tags()
         return Structured("json_object") if self.type == "json_object" else None
 
 
@@ -137,7 +136,7 @@ class StructuredOutputs(Strict):
         if self.json_object:
             asked.append(Structured("json_object"))
         if self.structural_tag is not None:
-            asked.append(_tags(self.structural_tag.structures, self.structural_tag.triggers))
+            asked.append(self.structural_tag.tags())
         return asked
 
 

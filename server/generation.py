@@ -147,7 +147,8 @@ def _error(output: SequenceOutput) -> CoreError:
     reason = output.error or "the engine could not finish this request"
     if not output.refused:
         return DeviceError(reason)
-    return RequestError(reason, "structured" if reason.startswith("structured ") else None)
+    param = next((kind for kind in ("structured calls", "structured") if reason.startswith(f"{kind} ")), None)
+    return RequestError(reason, param)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -105,9 +105,9 @@ class Spelling:
         return TopLogprob(self.text(token_id), max(logprob, LEAST), list(self.added_bytes(token_id)))
 
     def completion(
-        self, token_ids: Sequence[int], reports: Sequence[Logprobs | None], k: int, offsets: list[int]
+        self, token_ids: Sequence[int], reports: Sequence[Logprobs | None], k: int | None, offsets: list[int]
     ) -> TextLogprobs:
-        """With the `k` likeliest tokens, each token's own added."""
+        """With the `k` likeliest tokens of a report, or all that it has, each token's own added."""
         tokens = [self.text(i) for i in token_ids]
         own = [None if report is None else max(report.logprob, LEAST) for report in reports]
         top = [
@@ -116,7 +116,7 @@ class Spelling:
         ]
         return TextLogprobs(tokens, own, top, offsets)
 
-    def _top(self, token: str, report: Logprobs, k: int) -> dict[str, float]:
+    def _top(self, token: str, report: Logprobs, k: int | None) -> dict[str, float]:
         top: dict[str, float] = {}
         for token_id, logprob in zip(report.top_ids[:k], report.top_logprobs[:k], strict=True):
             top.setdefault(self.text(token_id), max(logprob, LEAST))

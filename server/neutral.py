@@ -11,6 +11,8 @@ from core.errors import RequestError
 
 Neutral = dict[str, tuple[Any, ...]]
 
+MAX_SHOWN = 60
+
 NEUTRAL: Neutral = {
     "audio": (),
     "best_of": (1,),
@@ -22,7 +24,6 @@ NEUTRAL: Neutral = {
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
-    "logprob_token_ids": ([],),
     "metadata": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
@@ -34,7 +35,6 @@ NEUTRAL: Neutral = {
     "session_id": (),
     "store": (False,),
     "suffix": (),
-    "thinking_token_budget": (),
     "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
@@ -50,6 +50,7 @@ NEUTRAL_IN_COMPLETION: Neutral = {
     "include_reasoning": (True,),
     "parallel_tool_calls": (True,),
     "reasoning_effort": (),
+    "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
     "top_logprobs": (0,),
@@ -75,11 +76,15 @@ def without_neutral(value: Any, table: Neutral, prefix: str = "") -> Any:
             kept[name] = asked
         elif not (asked is None or any(_same(asked, neutral) for neutral in table[name])):
             allowed = " or ".join(msgspec.json.encode(v).decode() for v in (*table[name], None))
-            shown = msgspec.json.encode(asked).decode()
-            shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-            message = f"{prefix}{name} is {shown}: this release takes only {allowed}; leave it out"
+            message = f"{prefix}{name} is {shown(asked)}: this release takes only {allowed}; leave it out"
             raise RequestError(message, (prefix + name).partition(".")[0])
     return kept
+
+
+def shown(value: Any) -> str:
+    """A value of a body, for messages: the begin of it where it is long."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _same(asked: Any, neutral: Any) -> bool:

@@ -68,11 +68,16 @@ class Reader:
 
 @dataclass(frozen=True)
 class Parsers:
-    """What to look for in outputs."""
+    """What to look for in outputs.
+
+    start        where outputs begin
+    beside_form  calls are all of an answer, or there are none
+    """
 
     reasoning: ReasoningFormat | None = None
     start: Start = Start.ANSWER
     tools: ToolFormat | None = None
+    beside_form: bool = False
 
     def open(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: list[int]) -> Reader:
         """A reader of one output."""
@@ -93,7 +98,7 @@ class ParsingReader(Reader):
         whole = msgspec.structs.replace(sampling, stop=())
         self._text = TextOutput(tokenizer, whole, prompt_ids, parsers.kept_ids(tokenizer))
         self._thoughts = ReasoningParser(parsers.reasoning, parsers.start) if parsers.reasoning else None
-        self._calls = CallParser(parsers.tools) if parsers.tools else None
+        self._calls = CallParser(parsers.tools, parsers.beside_form) if parsers.tools else None
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
         self._new_id = parsers.tools.new_id if parsers.tools else str
         self._num_calls = self._num_undecided = 0

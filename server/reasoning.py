@@ -64,12 +64,12 @@ class ReasoningFormat:
         """Where an output begins that continues this content."""
         return Start.INSIDE if content.rfind(self.begin) > content.rfind(self.end) else Start.ANSWER
 
-    def before(self, form: Structured, start: Start) -> Structured:
-        """The form of an answer, as the form of an output."""
+    def before(self, form: Structured, start: Start, max_tokens: int | None = None) -> Structured:
+        """The form of an answer, as the form of an output that reasons for so many tokens at most."""
         if start in (Start.ANSWER, Start.MAYBE):
             return form
         begin = self.begin if start is Start.MARK else ""
-        return msgspec.structs.replace(form, after=Prelude(begin, self.end, self.gap))
+        return msgspec.structs.replace(form, after=Prelude(begin, self.end, self.gap, max_tokens))
 
 
 DEEPSEEK_R1 = ReasoningFormat("deepseek_r1", opens=True)

@@ -16,8 +16,8 @@ from pydantic_core.core_schema import ValidationInfo
 from core.errors import RequestError
 from core.request import SamplingParams
 from server.form import FormFields
-from server.neutral import NEUTRAL, NEUTRAL_IN_COMPLETION, Neutral
-from server.strict import Strict
+from server.neutral import NEUTRAL, NEUTRAL_IN_COMPLETION, Neutral, shown
+from server.strict import Int, Strict, whole
 
 MAX_PROMPTS = 256
 
@@ -25,6 +25,13 @@ OPENAI_MAX_TOKENS = 16
 """Of a completion, where nobody set a limit; a conversation may fill the context."""
 
 Prompt = str | list[int]
+
+Text = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_SEVERAL = Field(min_length=1, max_length=MAX_PROMPTS)
+Prompts = Annotated[list[Text], _SEVERAL] | Annotated[list[Ids], _SEVERAL]
+BiasById = dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,17})$")], Annotated[float, Field(ge=-100, le=100)]]
+"""What clients may send, where it is not what bodies hold."""
 
 _ID = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
@@ -58,27 +65,30 @@ class Body(FormFields):
     """Fields that both endpoints share."""
 
     model: str
-    max_tokens: int | None = None
+    max_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_ids_as_keys)] = None
+    logit_bias: Annotated[
+        dict[int, float] | None, BeforeValidator(_ids_as_keys, json_schema_input_type=BiasById | None)
+    ] = None
     bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    n: int | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
+    allowed_token_ids: list[Int] | None = None
+    n: Int | None = None
+    seed: Int | None = None
+    min_tokens: Int | None = None
     stop: Annotated[list[str], Field(default_factory=list)]
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Int] | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
+    logprob_token_ids: list[Int] | None = None
+    prompt_logprobs: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
+    priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None
     include_stop_str_in_output: bool | None = None
@@ -88,12 +98,12 @@ class Body(FormFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    request_id: Annotated[str | None, Field(pattern="^[!-~]{1,256}$")] = None
-    stream_interval: Annotated[int | None, Field(ge=1)] = None
+    request_id: Annotated[str, Field(pattern="^[!-~]{1,256}$")] | None = None
+    stream_interval: Annotated[Int, Field(ge=1)] | None = None
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", mode="before", json_schema_input_type=str | list[str] | None)
     @classmethod
     def _stop(cls, value: Any) -> Any:
         if value is None:
@@ -104,6 +114,15 @@ class Body(FormFields):
     def _options_need_stream(self) -> "Body":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed when stream is true")
+        return self
+
+    @model_validator(mode="after")
+    def _named_logprobs_need_logprobs(self) -> "Body":
+        if self.logprob_token_ids and self.num_logprobs is None:
+            raise RequestError(
+                f"logprob_token_ids is {self.logprob_token_ids}: it needs logprobs; ask for them, or leave it out",
+                "logprob_token_ids",
+            )
         return self
 
     @field_validator("stream_interval")
@@ -191,7 +210,7 @@ _SAMPLING_FIELDS = (
 )
 """Fields that have one name in bodies and in `SamplingParams`."""
 
-_SAMPLING_SEQUENCES = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
+_SAMPLING_SEQUENCES = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logprob_token_ids")
 
 
 class CompletionBody(Body):
@@ -204,18 +223,20 @@ class CompletionBody(Body):
 
     prompt: list[Any]
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Int | None = None
 
-    @field_validator("prompt", mode="before")
+    @field_validator("prompt", mode="before", json_schema_input_type=Text | Ids | Prompts)
     @classmethod
     def _prompt(cls, value: Any) -> list[Prompt]:
-        if isinstance(value, str) or _is_ids(value):
-            return [value]
-        if isinstance(value, list) and value and all(isinstance(p, str) or _is_ids(p) for p in value):
-            if len(value) > MAX_PROMPTS:
-                raise ValueError(f"{len(value)} prompts: at most {MAX_PROMPTS} in one request")
-            return value
-        raise ValueError("must be a string, a list of token ids, or a list of several of one kind; none of them empty")
+        prompts = prompts_of(value)
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"{len(prompts)} prompts: at most {MAX_PROMPTS} in one request")
+        if prompts:
+            return prompts
+        raise ValueError(
+            f"is {shown(value)}: it must be a string, a list of token ids, or a list of several of one kind; "
+            "none of them empty"
+        )
 
     @property
     def prompt_only(self) -> bool:
@@ -253,5 +274,16 @@ def in_terms_of(names: Mapping[str, str]) -> Iterator[None]:
         raise RequestError(message, names.get(error.param or "", error.param)) from None
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
+def prompts_of(value: Any) -> list[Prompt]:
+    """Prompts, of which one may stand alone. Empty: it is something else."""
+    one = _prompt_of(value)
+    several = [one] if one is not None else [_prompt_of(each) for each in value] if isinstance(value, list) else []
+    prompts = [each for each in several if each is not None]
+    return prompts if len(prompts) == len(several) else []
+
+
+def _prompt_of(value: Any) -> Prompt | None:
+    if isinstance(value, str):
+        return value
+    ids = [whole(i) for i in value] if isinstance(value, list) else []
+    return ids if ids and all(type(i) is int for i in ids) else None

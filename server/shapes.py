@@ -138,7 +138,7 @@ class _TextWriter(_Writer):
         return [self._echoed] if first else []
 
     def _logprobs(self, read: Read, first: bool, k: int) -> TextLogprobs:
-        made = self._spelling.completion(read.token_ids, read.logprobs, k, self._offsets.of(read.token_ids))
+        made = self._spelling.completion(read.token_ids, read.logprobs, None, self._offsets.of(read.token_ids))
         if not (first and self._echo):
             return made
         offsets = prompt_offsets(self._tokenizer, self._echoed, self._prompt_ids)

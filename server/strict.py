@@ -1,16 +1,45 @@
 """How bodies are checked: unknown fields are refused by name, and every error says which field is at fault."""
 
 from itertools import chain
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from core.errors import RequestError
-from server.neutral import Neutral, without_neutral
+from server.neutral import Neutral, shown, without_neutral
 
 MAX_DEPTH = 128
 """Levels of a body: what works on schemas recurses, and grammars take no deeper ones."""
+
+
+def whole(value: Any) -> Any:
+    """In JSON 4.0 is an integer too. Beyond 64 bits no field takes one."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
+
+
+Int = Annotated[int, BeforeValidator(whole)]
+
+TEXT: JsonSchemaValue = {"type": "string"}
+
+
+def of_kinds(**kinds: dict[str, JsonSchemaValue]) -> WithJsonSchema:
+    """How objects are described that other code checks: type -> the other fields that must be there."""
+    described = [
+        {"type": "object", "properties": {"type": {"const": kind}, **fields}, "required": ["type", *fields]}
+        for kind, fields in kinds.items()
+    ]
+    return WithJsonSchema({"anyOf": described})
 
 
 class Strict(BaseModel):
@@ -29,6 +58,13 @@ class Strict(BaseModel):
     @classmethod
     def _drop_neutral(cls, value: Any) -> Any:
         return without_neutral(value, cls.neutral, cls.neutral_prefix)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        neutral = {name: {"enum": [*values, None]} for name, values in cls.neutral.items()}
+        schema["properties"] = {**schema.get("properties", {}), **neutral}
+        return schema
 
 
 BodyT = TypeVar("BodyT", bound=Strict)
@@ -70,7 +106,7 @@ def checked(value: Any, kind: type[BodyT]) -> BodyT:
 
 
 def _as_request_error(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     param = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "extra_forbidden":
@@ -78,4 +114,6 @@ def _as_request_error(error: ValidationError) -> RequestError:
     if first["type"] == "missing":
         return RequestError(f"{path} is missing", param)
     reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] != "value_error":  # ours say it themselves
+        return RequestError(f"{path} is {shown(first['input'])}: {reason}", param)
     return RequestError(f"{path}: {reason}" if path else reason, param)

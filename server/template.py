@@ -6,6 +6,7 @@ the server reads calls in; and where it knows no calls, those of earlier turns a
 """
 
 import json
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from core.errors import RequestError
@@ -58,12 +59,14 @@ def prompt_of(body: ChatBody, dialect: Dialect) -> Prompt:
 
 
 def _parsers(body: ChatBody, dialect: Dialect, text: str, template: str, calls: bool) -> Parsers:
-    tools = dialect.tools if calls else None
+    found = Parsers(tools=dialect.tools if calls else None, beside_form=body.form is not None)
     if dialect.reasoning is None:
-        return Parsers(tools=tools)
+        return found
     if body.continue_final_message:
-        return Parsers(dialect.reasoning, dialect.reasoning.inside_of(body.messages[-1].content or ""), tools)
-    return Parsers(dialect.reasoning, dialect.reasoning.start(text, template), tools)
+        start = dialect.reasoning.inside_of(body.messages[-1].content or "")
+    else:
+        start = dialect.reasoning.start(text, template)
+    return replace(found, reasoning=dialect.reasoning, start=start)
 
 
 def _template(body: ChatBody, dialect: Dialect) -> str:
@@ -112,7 +115,9 @@ def _documents(body: ChatBody, names: frozenset[str]) -> dict[str, Any]:
 def _check_known(name: str, names: frozenset[str], param: str) -> None:
     if name not in names:
         known = ", ".join(sorted(names - {*_OWN_FIELDS, *_TOOL_NAMES})) or "none"
-        raise RequestError(f"the chat template does not look at {name}: leave it out (it looks at {known})", param)
+        raise RequestError(
+            f"{param}: the chat template does not look at {name}; leave it out (it looks at {known})", param
+        )
 
 
 def _check_reasoning(body: ChatBody, template: str, dialect: Dialect) -> None:

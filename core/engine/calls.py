@@ -19,12 +19,12 @@ TEXT = "(?s:.*)"
 
 
 def calls_grammar(spec: Mapping[str, Any], special: Mapping[str, int], options: Mapping[str, Any]) -> str:
-    """Lark for what `spec` allows.
+    """Lark for what `spec` allows. Where it has a form, that is another grammar, named `form`.
 
     special   the special tokens, and their ids
     options   for llguidance's JSON schemas
     """
-    spell = _speller(special)
+    spell = speller(special)
     begins = " | ".join(spell(each) or '""' for each in spec["begins"])
     lines = ["%llguidance {}", f"begin: {begins}"]
     names = []
@@ -39,14 +39,16 @@ def calls_grammar(spec: Mapping[str, Any], special: Mapping[str, int], options: 
 
 
 def _enclosed(spec: Mapping[str, Any], spell: Spell) -> list[str]:
-    """Calls are marked: text comes before them, and between those that have marks of their own."""
+    """Calls are marked: text comes before them, and between those that have marks of their own. Beside a form there is
+    no text."""
     opened, end = spell(spec["open"]), spell(spec["end"])
     own = spec["separator"] is None
     more = "" if own or not spec["parallel"] else f"({spell(spec['separator'])} call)*"
     body = f"begin call {more} {end}"
-    if spec["required"]:
+    if spec["required"] or spec["form"]:
         again = f'("\\n" {opened} {body})*' if own and spec["parallel"] else ""
-        return [f"start: {opened} {body} {again}"]
+        start = "start: calls" if spec["required"] else "start: calls | @form"
+        return [start, f"calls: {opened} {body} {again}"]
     is_text = opened.startswith('"')
     trigger = [f"trigger[lazy]: TEXT {opened}"] if is_text else [f"trigger: TEXT {opened}"]
     start = "start: called* tail" if own and spec["parallel"] else "start: called | tail"
@@ -63,7 +65,7 @@ def _bare(spec: Mapping[str, Any], spell: Spell) -> list[str]:
     return ["start: calls | TEXT", f"calls: begin call {more} {spell(spec['end'])}", text]
 
 
-def _speller(special: Mapping[str, int]) -> Spell:
+def speller(special: Mapping[str, int]) -> Spell:
     """Text as Lark writes it: strings, and ids for special tokens in it."""
     cut = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
 

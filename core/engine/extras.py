@@ -26,6 +26,7 @@ class Extras:
 
     targets: torch.Tensor  # L: the token that a scoring row scores
     num_logprobs: int | None  # likeliest tokens to report
+    named: torch.Tensor | None  # L, A: tokens to report beside these; 0 pads
     bias: tuple[torch.Tensor, ...] | None  # ids L, B; values L, B float32
     penalties: tuple[torch.Tensor, ...] | None  # history L, H; num_prompt L; repetition, frequency, presence L float32
     mask: torch.Tensor | None  # L, W: bits
@@ -74,6 +75,7 @@ class ExtrasPacker:
         return Extras(
             self._copy(padded),
             self._num_logprobs(wishes, scores),
+            self._named(wishes),
             self._bias(wishes),
             self._penalties(wishes, ids),
             self._mask(wishes, ids, positions),
@@ -103,6 +105,16 @@ class ExtrasPacker:
         if most >= 0 and self.compiled:
             return self.most_logprobs
         return most if most >= 0 else None
+
+    def _named(self, wishes: list[Wishes]) -> torch.Tensor | None:
+        asked = [w.request.logprob_ids if w.request else [] for w in wishes]
+        width = self.most_logprobs if self.compiled else max(map(len, asked))
+        if not width:
+            return None
+        ids = np.zeros((len(wishes), width), np.int32)
+        for row, own in zip(ids, asked, strict=True):
+            row[: len(own)] = own
+        return self._copy(ids)
 
     def _bias(self, wishes: list[Wishes]) -> tuple[torch.Tensor, ...] | None:
         width = MAX_BIAS if self.compiled else _rounded(max(len(w.bias) for w in wishes))

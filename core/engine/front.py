@@ -107,6 +107,7 @@ class Front:
             allowed_ids=list(sampling.allowed_token_ids),
             min_tokens=sampling.min_tokens,
             logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+            logprob_ids=list(sampling.logprob_token_ids),
             prompt_logprobs=-1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
             structured=sampling.structured,
             priority=priority,

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import llguidance
 import numpy as np
 
+from core.engine.budget import BudgetMatcher
 from core.engine.calls import calls_grammar
-from core.engine.grammar import Words
+from core.engine.grammar import Matcher, Words
+from core.engine.tags import tags_grammar
 from core.errors import RequestError
 from core.model.source import open_source
 from core.plugin import loader
@@ -64,15 +66,15 @@ class GuidanceCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         # llguidance must have an id that ends outputs. Which ids do, each matcher decides for itself.
         ends = [i for i in eos_ids if i < vocab_size] or [vocab_size - 1]
-        vocabulary = _Vocabulary(tokenizer, vocab_size, ends[0])
-        self._special = {tokenizer.id_to_token(i) or "": i for i in vocabulary.special_token_ids}
+        self._vocabulary = _Vocabulary(tokenizer, vocab_size, ends[0])
+        self._special = {tokenizer.id_to_token(i) or "": i for i in self._vocabulary.special_token_ids}
         self._ends = ends
         self._num_words = -(-vocab_size // 32)
-        wrapped = llguidance.TokenizerWrapper(vocabulary)
+        wrapped = llguidance.TokenizerWrapper(self._vocabulary)
         self._tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=ends)
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
 
-    def compile(self, structured: Structured, stop_ids: Sequence[int]) -> GuidanceMatcher:
+    def compile(self, structured: Structured, stop_ids: Sequence[int]) -> Matcher:
         """Raises: RequestError for what llguidance cannot enforce, and for what allows no output."""
         try:
             grammar = _after(structured.after, self._grammar(structured))
@@ -88,41 +90,49 @@ class GuidanceCompiler:
             raise _refused(structured, "it allows nothing but an empty output")
         if first.fault:
             raise _refused(structured, first.fault)
-        return GuidanceMatcher(inner, self._ends, stop_ids)
+        matcher = GuidanceMatcher(inner, self._ends, stop_ids)
+        after = structured.after
+        if after is None or after.max_tokens is None:
+            return matcher
+        end_ids, token_bytes = self._vocabulary(after.end), self._vocabulary.tokens.__getitem__
+        return BudgetMatcher(matcher, after.begin.encode(), after.end.encode(), end_ids, after.max_tokens, token_bytes)
 
     def _grammar(self, structured: Structured) -> str:
         kind, text = structured.kind, structured.text
         if kind == "json_object":
             text = '{"type": "object"}'
+        if kind == "json_schema" and json.loads(text) is True:
+            text = "{}"  # the same, and an object, which is what llguidance's options can be put into
         if kind in ("json_object", "json_schema"):
             return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
         if kind == "structural_tag":
-            return self._tags(json.loads(text))
+            return tags_grammar(json.loads(text), self._special, _JSON_OPTIONS)
         if kind == "calls":
-            return calls_grammar(json.loads(text), self._special, _CALL_OPTIONS)
+            return self._calls(json.loads(text))
         return llguidance.grammar_from(kind, text)  # type: ignore[arg-type]  # regex, choice and grammar, as checked
 
-    def _tags(self, spec: dict[str, Any]) -> str:
-        tags = []
-        for each in spec["structures"]:
-            begin = each["begin"]
-            trigger = next((t for t in spec["triggers"] if t and begin.startswith(t)), None)
-            if trigger is None:
-                raise ValueError(f"begin {begin!r} starts with none of the triggers {spec['triggers']}")
-            schema = {**each["schema"], "x-guidance": _JSON_OPTIONS}
-            tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=schema, end=each["end"]))
-        special = any(tag.trigger in self._special for tag in tags)
-        return llguidance.StructTag.to_grammar(tags, assume_special=special)
+    def _calls(self, spec: dict[str, Any]) -> str:
+        grammar = calls_grammar(spec, self._special, _CALL_OPTIONS)
+        if spec["form"] is None:
+            return grammar
+        form = Structured(**spec["form"])
+        form.check()
+        self.compile(form, [])  # by itself first, so that the error is its own
+        return _around(grammar, "form", self._grammar(form))
 
 
 def _after(prelude: Prelude | None, grammar: str) -> str:
     """The grammar of a form, behind what comes before it."""
     if prelude is None:
         return grammar
-    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    inner[0]["name"] = "form"
     begin, end, gap = (json.dumps(text) if text else "" for text in (prelude.begin, prelude.end, prelude.gap))
-    outer = f"start: {begin} free {gap} @form\nfree[suffix={end}]: /(?s:.*)/"
+    return _around(f"start: {begin} free {gap} @answer\nfree[suffix={end}]: /(?s:.*)/", "answer", grammar)
+
+
+def _around(outer: str, name: str, grammar: str) -> str:
+    """`outer`, in which `grammar` is known by that name."""
+    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    inner[0]["name"] = name
     return json.dumps({"grammars": [{"lark_grammar": outer}, *inner]})
 
 

@@ -24,14 +24,16 @@ from core.plugin.device import Device, Event
 from core.plugin.facts import Need
 from core.request import Logprobs
 
+Reported = tuple[torch.Tensor, ...]
+"""Log-probabilities of a step's logit rows: logprob_L and rank_L of the token drawn or scored, top_logprobs_LK and
+top_ids_LK of the likeliest ones, and for each column of `Extras.named` its logprob_L."""
 
-class Reported(NamedTuple):
-    """Log-probabilities of a step's logit rows: of the token drawn or scored, and of the likeliest ones."""
 
-    logprob_L: torch.Tensor
-    rank_L: torch.Tensor
-    top_logprobs_LK: torch.Tensor
-    top_ids_LK: torch.Tensor
+class Wanted(NamedTuple):
+    """How many likeliest tokens one row reports (-1: there is no report), and which others."""
+
+    num_top: int
+    ids: list[int]
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Flight:
     num_ids: int
     arrived: list[Event]
     reported: Reported | None
-    wanted: list[int]  # per sampling item: how many likeliest tokens to report; -1: no report
+    wanted: list[Wanted]  # per sampling item
     scored: list[tuple[int, int]]  # per scoring item: how many rows, how many likeliest tokens
     hidden: torch.Tensor | None  # rows of hidden states, from the first to the last that is wanted
     embeds: list[int]  # which draws' rows those are that are wanted
@@ -56,10 +58,10 @@ class Flight:
         if self.reported is None:
             return StepOutput(ids, hidden=self._hidden_states())
         rows = [list(column) for column in zip(*(column.tolist() for column in self.reported), strict=True)]
-        logprobs = [_report(row, k) if k >= 0 else None for row, k in zip(rows, self.wanted, strict=False)]
+        logprobs = [_report(row, *w) if w.num_top >= 0 else None for row, w in zip(rows, self.wanted, strict=False)]
         prompts, start = [], self.num_ids
         for size, k in self.scored:
-            prompts.append([_report(row, k) for row in rows[start : start + size]])
+            prompts.append([_report(row, k, []) for row in rows[start : start + size]])
             start += size
         return StepOutput(ids, logprobs, prompts, self._hidden_states())
 
@@ -70,9 +72,10 @@ class Flight:
         return [rows[i - self.embeds[0]].tobytes() for i in self.embeds]
 
 
-def _report(row: list[Any], k: int) -> Logprobs:
-    logprob, rank, top_logprobs, top_ids = row
-    return Logprobs(logprob, rank, top_ids[:k], top_logprobs[:k])
+def _report(row: list[Any], k: int, ids: list[int]) -> Logprobs:
+    logprob, rank, top_logprobs, top_ids, *named = row
+    found = dict(zip(top_ids[:k], top_logprobs[:k], strict=True)) | dict(zip(ids, named, strict=False))
+    return Logprobs(logprob, rank, list(found), list(found.values()))
 
 
 class StepFunction:
@@ -152,7 +155,9 @@ class StepFunction:
             return None
         # Rows that were drawn from report what was drawn; rows that score have output row 0 and keep their target.
         tokens_L = self._kernels["take_ids"](e.targets, x.output_rows, last_ids)
-        return Reported(*self._kernels["logprobs_topk"](logits_LV, tokens_L, k=e.num_logprobs))
+        kernel = self._kernels["logprobs_topk"]
+        named = () if e.named is None else e.named.unbind(1)
+        return *kernel(logits_LV, tokens_L, k=e.num_logprobs), *(kernel(logits_LV, ids_L, k=0)[0] for ids_L in named)
 
 
 class Runner:
@@ -211,11 +216,11 @@ class Runner:
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
         on_device = self._step.report(x.draws, logits_LV, self._last_ids)
         reported: Reported | None = None
-        wanted: list[int] = []
+        wanted: list[Wanted] = []
         scored: list[tuple[int, int]] = []
         if on_device is not None:
             wanted, scored = self._wishes(plan)
-            reported = Reported(*(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device))
+            reported = tuple(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device)
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
         hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
         return Flight(host, sum(plan.samples), arrived, reported, wanted, scored, hidden, plan.embeds)
@@ -241,10 +246,11 @@ class Runner:
             raise StepDropped("the step was dropped before its masks came")
         return self._packer.grammar_mask(plan.masked, words, x.key)
 
-    def _wishes(self, plan: StepPlan) -> tuple[list[int], list[tuple[int, int]]]:
+    def _wishes(self, plan: StepPlan) -> tuple[list[Wanted], list[tuple[int, int]]]:
         """What `Flight` must know to tell whose log-probabilities are whose."""
         requests = [self._rows.wishes[row].request for row in plan.rows]
-        wanted = [r.logprobs if r else -1 for r, samples in zip(requests, plan.samples, strict=True) if samples]
+        drawing = [r for r, samples in zip(requests, plan.samples, strict=True) if samples]
+        wanted = [Wanted(r.logprobs, r.logprob_ids) if r else Wanted(-1, []) for r in drawing]
         scored = []
         for r, count, samples, scores in zip(requests, plan.counts, plan.samples, plan.scores, strict=True):
             if scores and r:

@@ -1,4 +1,4 @@
-"""The engine's command-line options, declared once for all commands that start an engine. Names are vLLM's."""
+"""Command-line options in groups, each declared once; the engine's for all commands that start one. Names are vLLM's."""
 
 import inspect
 import re
@@ -41,7 +41,7 @@ def count(text: str) -> Any:
     return typer.Option(parser=parse_count, metavar="N", help=text)
 
 
-def _engine_config(
+def engine_config(
     model: Annotated[str, typer.Argument(help="A folder, a .gguf file, a hub id, or a weights package.")] = "smollm2",
     *,
     device: Annotated[str | None, typer.Option(help="Device plugin. Default: the accelerator found, else cpu.")] = None,
@@ -97,17 +97,29 @@ def _engine_config(
     )
 
 
-def with_engine(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(config, ...)` as a command line with the engine's options in place of `config`."""
-    engine = inspect.signature(_engine_config).parameters
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "config"]
+Command = Callable[..., None]
 
-    @wraps(command)
-    def run(**given: Any) -> None:
-        config = _engine_config(**{name: given.pop(name) for name in engine})
-        command(config, **given)
 
-    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*engine.values(), *own)]
-    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
-    run.__annotations__ = {}
-    return run
+def with_options(**groups: Callable[..., Any]) -> Callable[[Command], Command]:
+    """Makes a command line of `command(config, ...)`: where a parameter has the name of a group, the options of that
+    function stand, and the command gets what the function makes of them."""
+    options = {name: inspect.signature(group).parameters for name, group in groups.items()}
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            for name, group in groups.items():
+                given[name] = group(**{option: given.pop(option) for option in options[name]})
+            command(**given)
+
+        own = inspect.signature(command).parameters
+        shown = [each for name, p in own.items() for each in (options[name].values() if name in options else [p])]
+        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in shown]
+        run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        return run
+
+    return decorate
+
+
+with_engine = with_options(config=engine_config)

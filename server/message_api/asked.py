@@ -3,14 +3,14 @@
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from core.errors import RequestError
 from server.conversation import ChatBody
 from server.neutral import Neutral
 from server.schema import in_terms_of
-from server.strict import Strict, checked
-from server.tools.asked import Name
+from server.strict import TEXT, Int, Strict, checked, of_kinds
+from server.tools.asked import NAME, Name
 
 _CACHE: Neutral = {"cache_control": ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"})}
 """Prefixes are cached without being asked to, and for as long as there is room."""
@@ -29,36 +29,81 @@ class _Tool(Strict):
 
 class _Choice(Strict):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _name_of_a_tool(self) -> "_Choice":
+        if (self.name is not None) != (self.type == "tool"):
+            raise ValueError(f"name is {'missing for' if self.name is None else 'no field of'} type {self.type}")
+        return self
 
 
 class _Thinking(Strict):
-    """Whether to reason. A budget of its own cannot be kept, so only what has none is taken."""
+    """Whether to reason, and with `enabled` for how many tokens at most."""
 
-    type: Literal["adaptive", "disabled"]
+    type: Literal["adaptive", "disabled", "enabled"]
+    budget_tokens: Annotated[Int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _budget_of_enabled(self) -> "_Thinking":
+        if (self.budget_tokens is None) == (self.type == "enabled"):
+            raise ValueError(f"budget_tokens is {self.budget_tokens} for type {self.type}: only enabled has one")
+        return self
+
+
+class _Format(Strict):
+    type: Literal["json_schema"]
+    form: dict[str, Any] = Field(alias="schema")
+
+
+class _OutputConfig(Strict):
+    """The form that texts are to have."""
+
+    neutral: ClassVar[Neutral] = {"effort": ()}
+    neutral_prefix = "output_config."
+
+    format: _Format | None = None
 
 
 class _Metadata(Strict):
     user_id: str | None = None
 
 
-class _Turn(Strict):
-    role: Literal["user", "assistant"]
-    content: str | list[dict[str, Any]]
+_TEXT = {"text": TEXT}
+_TextBlock = Annotated[dict[str, Any], of_kinds(text=_TEXT)]
+_UserBlock = Annotated[dict[str, Any], of_kinds(text=_TEXT, tool_result={"tool_use_id": TEXT})]
+_AssistantBlock = Annotated[
+    dict[str, Any],
+    of_kinds(text=_TEXT, thinking={"thinking": TEXT}, tool_use={"id": TEXT, "name": NAME, "input": {"type": "object"}}),
+]
+
+
+class _UserTurn(Strict):
+    role: Literal["user"]
+    content: str | list[_UserBlock]
+
+
+class _AssistantTurn(Strict):
+    role: Literal["assistant"]
+    content: str | list[_AssistantBlock]
+
+
+_Turn = Annotated[_UserTurn | _AssistantTurn, Field(discriminator="role")]
 
 
 class PromptBody(Strict):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
-    neutral: ClassVar[Neutral] = {**_CACHE, "mcp_servers": ([],), "output_config": ({},)}
+    neutral: ClassVar[Neutral] = {**_CACHE, "mcp_servers": ([],)}
 
     model: str
     messages: Annotated[list[_Turn], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
+    system: str | list[_TextBlock] | None = None
     tools: list[_Tool] | None = None
     tool_choice: _Choice | None = None
     thinking: _Thinking | None = None
+    output_config: _OutputConfig | None = None
 
     def chat(self, reasons: bool) -> ChatBody:
         """The same as a chat; `reasons`: the model reasons, unless told not to.
@@ -74,6 +119,10 @@ class PromptBody(Strict):
         asked["continue_final_message"] = self.messages[-1].role == "assistant" or None
         if reasons and self.thinking is not None and self.thinking.type == "disabled":
             asked["reasoning_effort"] = "none"
+        if self.thinking is not None:
+            asked["thinking_token_budget"] = self.thinking.budget_tokens
+        if self._form is not None:
+            asked["response_format"] = {"type": "json_schema", "json_schema": {"schema": self._form}}
         if self.tools:
             asked["tools"] = [{"type": "function", "function": _function(tool)} for tool in self.tools]
         if self.tool_choice is not None:
@@ -88,10 +137,18 @@ class PromptBody(Strict):
         """Names of chats and of core -> those of the fields here that are meant."""
         names = {
             "reasoning_effort": "thinking",
+            "thinking_token_budget": "thinking",
             "parallel_tool_calls": "tool_choice",
             "continue_final_message": "messages",
+            "response_format": "output_config",
         }
-        return {**names, "stop": "stop_sequences", "structured calls": "tools", "structured": "tools"}
+        form = "tools" if self._form is None else "output_config"
+        return {**names, "stop": "stop_sequences", "structured calls": "tools", "structured": form}
+
+    @property
+    def _form(self) -> dict[str, Any] | None:
+        """The schema that texts are to be of."""
+        return self.output_config.format.form if self.output_config and self.output_config.format else None
 
 
 class MessageBody(PromptBody):
@@ -106,11 +163,11 @@ class MessageBody(PromptBody):
         "speed": ("standard",),
     }
 
-    max_tokens: int
+    max_tokens: Int
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     stream: bool | None = None
     metadata: _Metadata | None = None
 

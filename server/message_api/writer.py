@@ -3,20 +3,10 @@
 import json
 from typing import Any
 
-from core.errors import CoreError
 from core.request import new_request_id
-from server.errors import status_of
 from server.generation import Counts
 from server.named_events import Event
 from server.reader import CallPart, Read
-
-_KINDS = {400: "invalid_request_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
-          503: "overloaded_error"}  # fmt: skip
-
-
-def error_of(error: CoreError) -> Event:
-    """As clients of this API know errors."""
-    return {"type": "error", "error": {"type": _KINDS.get(status_of(error), "api_error"), "message": str(error)}}
 
 
 class MessageWriter:

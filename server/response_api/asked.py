@@ -8,10 +8,25 @@ from core.errors import RequestError
 from server.conversation import ChatBody, Effort
 from server.neutral import Neutral
 from server.schema import in_terms_of
-from server.strict import Strict, checked
-from server.tools.asked import Choice, Name
+from server.strict import TEXT, Int, Strict, checked, of_kinds
+from server.tools.asked import NAME, Choice, Name
 
 Turns = list[dict[str, Any]]
+
+_REASONING = {
+    "type": "object",
+    "properties": {"type": {"const": "reasoning_text"}, "text": {**TEXT, "minLength": 1}},
+    "required": ["type", "text"],
+}
+Item = Annotated[
+    dict[str, Any],
+    of_kinds(
+        message={"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": TEXT},
+        function_call={"call_id": TEXT, "name": NAME, "arguments": {**TEXT, "format": "json-object"}},
+        function_call_output={"call_id": TEXT, "output": TEXT},
+        reasoning={"content": {"type": "array", "items": _REASONING, "minItems": 1}},
+    ),
+]
 
 _CHAT_NAMES = {
     "messages": "input",
@@ -23,7 +38,7 @@ _CHAT_NAMES = {
 
 _SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "seed", "top_k", "priority", "cache_salt"),
-    "chat_template_kwargs",
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "stop", "ignore_eos", "chat_template_kwargs"),
 )
 
 
@@ -82,13 +97,18 @@ class ResponseBody(Strict):
     }
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | list[Item]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
+    top_k: Int | None = None
+    seed: Int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
     tools: list[_Tool] | None = None
     tool_choice: Choice | _Named | None = None
     parallel_tool_calls: bool | None = None
@@ -101,7 +121,7 @@ class ResponseBody(Strict):
     background: bool | None = None
     previous_response_id: str | None = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
-    priority: int | None = None
+    priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None
 
@@ -137,7 +157,8 @@ class ResponseBody(Strict):
     @property
     def names(self) -> dict[str, str]:
         """Names of chats and of core -> those of the fields here that are meant."""
-        form = {"structured calls": "tools", "structured": "tools"} if self.tools else {"structured": "text"}
+        has_form = self.text is not None and self.text.format is not None
+        form = {"structured calls": "tools", "structured": "text" if has_form or not self.tools else "tools"}
         return {**_CHAT_NAMES, **form}
 
 

@@ -6,12 +6,12 @@ Refuses models that declare no pooling (in core), and `dimensions` where the mod
 import asyncio
 import base64
 import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 import core.request
 from core.engine.front import Front
@@ -23,10 +23,14 @@ from server.errors import EngineDownError, json_response
 from server.generation import Engine, unless_gone
 from server.responses import encode
 from server.routes.body import read
+from server.schema import Ids, Text, prompts_of
 from server.served import Served
-from server.strict import Strict, parse
+from server.strict import Int, Strict, parse
 
 MAX_INPUTS = 2048  # OpenAI's
+
+_SEVERAL = Field(min_length=1, max_length=MAX_INPUTS)
+Inputs = Annotated[list[Text], _SEVERAL] | Annotated[list[Ids], _SEVERAL]
 
 
 class EmbeddingsBody(Strict):
@@ -35,20 +39,19 @@ class EmbeddingsBody(Strict):
     model: str
     input: list[str | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-    priority: int | None = None
+    dimensions: Int | None = None
+    priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None
 
-    @field_validator("input", mode="before")
+    @field_validator("input", mode="before", json_schema_input_type=Text | Ids | Inputs)
     @classmethod
     def _input(cls, value: Any) -> Any:
-        if isinstance(value, str) or (isinstance(value, list) and value and all(type(i) is int for i in value)):
-            return [value]
-        if isinstance(value, list) and len(value) > MAX_INPUTS:
-            raise ValueError(f"{len(value)} texts: at most {MAX_INPUTS}; send several requests")
-        if isinstance(value, list) and len({type(item) for item in value}) == 1:
-            return value
+        inputs = prompts_of(value)
+        if len(inputs) > MAX_INPUTS:
+            raise ValueError(f"{len(inputs)} texts: at most {MAX_INPUTS}; send several requests")
+        if len({type(each) for each in inputs}) == 1:
+            return inputs
         raise ValueError("must be a text, a list of token ids, or a list of several of one kind; not empty")
 
 

@@ -1,17 +1,16 @@
-"""POST /v1/messages and /v1/messages/count_tokens. Errors have the shape that Anthropic's clients know."""
+"""POST /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import wraps
 
 from fastapi import FastAPI, Request, Response
 
 from core.errors import CoreError
 from server.chat import Desk, off_loop_if
-from server.errors import core_error_response, json_response
+from server.errors import json_response, message_error, status_of
 from server.generation import Engine, Generation, unless_gone
 from server.message_api.asked import MessageBody, PromptBody
-from server.message_api.writer import MessageWriter, error_of
+from server.message_api.writer import MessageWriter
 from server.metrics import Record
 from server.named_events import Event, encoded, to_the_end
 from server.responses import encode
@@ -21,14 +20,11 @@ from server.served import Served
 from server.stream import start_stream
 from server.strict import parse
 
-Route = Callable[[Request], Awaitable[Response]]
-
 
 def add_messages(app: FastAPI, engine: Engine, desk: Desk, served: Served, record: Record) -> None:
     """Add the routes."""
 
     @app.post("/v1/messages")
-    @_with_own_errors
     async def create(http: Request) -> Response:
         body = parse(await read(http), MessageBody)
         served.check_model(body.model)
@@ -46,7 +42,6 @@ def add_messages(app: FastAPI, engine: Engine, desk: Desk, served: Served, recor
         return json_response(encode(writer.message))
 
     @app.post("/v1/messages/count_tokens")
-    @_with_own_errors
     async def count(http: Request) -> Response:
         raw = await read(http)
         body = parse(raw, PromptBody)
@@ -55,19 +50,6 @@ def add_messages(app: FastAPI, engine: Engine, desk: Desk, served: Served, recor
             chat = body.chat(desk.reasons)
             ids = await off_loop_if(len(raw), lambda: desk.chat_ids(chat))
         return json_response(encode({"input_tokens": len(ids)}))
-
-
-def _with_own_errors(route: Route) -> Route:
-    @wraps(route)
-    async def guarded(http: Request) -> Response:
-        try:
-            return await route(http)
-        except CoreError as error:
-            usual = core_error_response(error)
-            more = {"Retry-After": usual.headers["Retry-After"]} if "Retry-After" in usual.headers else {}
-            return json_response(encode(error_of(error)), usual.status_code, more)
-
-    return guarded
 
 
 async def _events(writer: MessageWriter, generation: Generation) -> AsyncGenerator[Event]:
@@ -93,4 +75,4 @@ async def _encoded(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
     except CoreError as error:
         if not begun:
             raise
-        yield encoded(error_of(error))
+        yield encoded(message_error(status_of(error), str(error)))

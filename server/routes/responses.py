@@ -9,6 +9,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from core.errors import CoreError, RequestError
 from core.request import new_request_id
 from server.chat import Desk
+from server.door import Drain
 from server.errors import json_response
 from server.generation import Engine, Generation, unless_gone
 from server.metrics import Record
@@ -24,8 +25,8 @@ from server.stream import start_stream
 from server.strict import parse
 
 
-def add_responses(app: FastAPI, engine: Engine, desk: Desk, served: Served, record: Record) -> None:
-    """Add the routes."""
+def add_responses(app: FastAPI, engine: Engine, desk: Desk, served: Served, record: Record, drain: Drain) -> None:
+    """Add the routes. A drain waits for responses in the background, too."""
     shelf = Shelf()
 
     @app.post("/v1/responses")
@@ -39,6 +40,7 @@ def add_responses(app: FastAPI, engine: Engine, desk: Desk, served: Served, reco
             coming = _events(kept.writer, await generation(body, earlier))
             if body.background:
                 kept.task = asyncio.create_task(_unwatched(coming))
+                drain.include(kept.task)
             elif body.stream:
                 answer: Response = await start_stream(http.receive, _encoded(coming))
             else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from pydantic import create_model
 
 from core.errors import RequestError
 from server.chat import Desk, off_loop_if
@@ -15,7 +16,7 @@ from server.errors import json_response
 from server.responses import encode
 from server.routes.body import read
 from server.served import Served
-from server.strict import Strict, checked, decoded, parse
+from server.strict import Int, Strict, checked, decoded, parse
 
 CHAT_FIELDS = {
     *("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
@@ -39,10 +40,15 @@ class Shown(Strict):
     return_token_strs: bool | None = None
 
 
+_FIELDS: dict[str, Any] = {name: (f.annotation, f) for name, f in ChatBody.model_fields.items() if name in CHAT_FIELDS}
+TokenizeChatBody = create_model("TokenizeChatBody", __base__=Shown, **{**_FIELDS, "model": (str | None, None)})
+"""A conversation, as it is described to clients; it is `ChatBody` that checks it."""
+
+
 class DetokenizeBody(Strict):
     """Ids; special tokens among them are shown."""
 
-    tokens: list[int]
+    tokens: list[Int]
     model: str | None = None
 
 

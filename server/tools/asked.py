@@ -1,8 +1,8 @@
 """The tools that a client offers, which of them the model may or must call, and calls of earlier turns."""
 
-import json
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from pydantic import Field, field_validator
 
 from core.errors import RequestError
@@ -12,7 +12,11 @@ from server.tools.narrow import narrowed
 
 MAX_TOOLS = 128
 
-Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.:/-]{1,128}$")]
+_NAME = "^[A-Za-z0-9_.:/-]{1,128}$"
+Name = Annotated[str, Field(pattern=_NAME)]
+NAME = {"type": "string", "pattern": _NAME}
+"""How a name is described where other code checks it."""
+
 Choice = Literal["none", "auto", "required"]
 
 
@@ -51,14 +55,14 @@ class CalledFunction(Strict):
     """`arguments` is the text of a JSON object, or nothing."""
 
     name: Name
-    arguments: str
+    arguments: Annotated[str, Field(json_schema_extra={"format": "json-object"})]
 
     @field_validator("arguments")
     @classmethod
     def _an_object(cls, value: str) -> str:
         try:
-            is_object = isinstance(json.loads(value or "{}"), dict)
-        except (ValueError, RecursionError):
+            is_object = isinstance(msgspec.json.decode(value or "{}"), dict)
+        except (msgspec.DecodeError, RecursionError):
             is_object = False
         if not is_object:
             raise ValueError("must be the text of a JSON object: leave out calls that were cut off")

@@ -77,11 +77,14 @@ class ToolFormat:
     def new_id(self) -> str:
         return secrets.token_hex(5)[: self.id_chars] if self.id_chars else f"call_{secrets.token_hex(12)}"
 
-    def held_to(self, functions: Sequence[Function], required: bool, parallel: bool) -> Structured:
+    def held_to(
+        self, functions: Sequence[Function], required: bool, parallel: bool, form: Structured | None = None
+    ) -> Structured:
         """The form of an output that calls these functions only.
 
         required   it must call; else a call is held to the form from OPEN on
         parallel   it may call several times
+        form       where it need not call: what else it is, from its first character on
         """
         spec = {
             "open": self.open,
@@ -94,6 +97,7 @@ class ToolFormat:
             "functions": [{"name": each.name, "schema": each.arguments_schema} for each in functions],
             "required": required,
             "parallel": parallel,
+            "form": form and {"kind": form.kind, "text": form.text},
         }
         return Structured("calls", json.dumps(spec))
 
@@ -101,16 +105,19 @@ class ToolFormat:
 class CallParser:
     """Reads one output, piece by piece. What all pieces give together does not depend on how the text is cut.
 
+    at_once       calls begin with the first character, or there are none
     is_complete   whether there was a call, and every call is whole
     """
 
-    def __init__(self, spec: ToolFormat) -> None:
+    def __init__(self, spec: ToolFormat, at_once: bool = False) -> None:
         self._spec = spec
+        at_once = at_once or not spec.open
+        self._no_call = self._tail if at_once else self._outside
         self._text = ""  # not yet read
         self._raw = ""  # of a call whose name is not known yet
         self._object = _ObjectEnd()
         self._any = self._is_open = self._after_call = False
-        self._state: Callable[[], list[Event] | None] = self._outside if spec.open else self._start
+        self._state: Callable[[], list[Event] | None] = self._start if at_once else self._outside
 
     @property
     def is_complete(self) -> bool:
@@ -133,10 +140,11 @@ class CallParser:
     # States. Each reads what it can, and returns what that gives; None: it needs more text.
 
     def _start(self) -> list[Event] | None:
-        if self._spec.head.startswith(self._text[: len(self._spec.head)]):
-            if len(self._text) < len(self._spec.head):
+        lead = self._spec.open or self._spec.head
+        if lead.startswith(self._text[: len(lead)]):
+            if len(self._text) < len(lead):
                 return None
-            self._state = self._head
+            self._state = self._outside if self._spec.open else self._head
         else:
             self._state = self._tail
         return []
@@ -167,7 +175,7 @@ class CallParser:
     def _give_up(self) -> list[Event]:
         """It is no call. One may begin right after its first character."""
         said, self._text, self._raw = self._raw[:1], self._raw[1:] + self._text, ""
-        self._state = self._outside if self._spec.open else self._tail
+        self._state = self._no_call
         return [Said(said)] if said else []
 
     def _head(self) -> list[Event] | None:

@@ -1,10 +1,20 @@
 """Real `core serve` processes, on free ports, shared by the tests of the server."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import tokenizers
 from processes import Server, serve
+from tokenizers import processors
+
+BOS = "<|im_start|>"
+TEMPLATE = """{{ bos_token }}{% if documents %}[{% for d in documents %}{{ d.text }};{% endfor %}]{% endif %}
+{%- if mood is defined %}({{ mood }}){% endif %}{% if reasoning_effort is defined %}<{{ reasoning_effort }}>{% endif %}
+{%- for m in messages %}{{ m.role }}:{{ m.content | trim }}|{% endfor %}
+{%- if add_generation_prompt %}assistant:{% endif %}"""
+"""Looks at everything that a client may give to a template."""
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +49,25 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     args = ("--device", "null", "--max-num-seqs", "1", *door, *limits, "--log-format", "json")
     env = {"CORE_API_KEY": "third"}
     with serve(tmp_path_factory.mktemp("guarded"), *args, key="first key", env=env) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def curious_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The null device behind `TEMPLATE`, which requests may replace; with a tokenizer that puts BOS before a text. It
+    may reason."""
+    from test_start import write_model, write_weights
+
+    folder = tmp_path_factory.mktemp("curious")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    model = write_weights(write_model(folder / "model", max_position_embeddings=1024))
+    backend = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 1)])
+    backend.save(str(model / "tokenizer.json"))
+    (model / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": "<|im_end|>"}))
+    flags = ("--chat-template", str(folder / "template.jinja"), "--trust-request-chat-template")
+    names = ("--served-model-name", "smollm2", "--served-model-name", "other-name", "--reasoning-parser", "qwen3")
+    with serve(folder, str(model), "--device", "null", *names, *flags) as server:
         yield server
 
 

@@ -25,7 +25,10 @@ def busy(server: Server) -> Iterator[None]:
 
 
 def test_overflow_is_429_and_the_rest_completes(guarded_server: Server) -> None:
-    """Two may wait: of ten, eight are turned away, before and during the two."""
+    """Two may wait: of ten, eight are turned away, before and during the two.
+
+    Source: https://github.com/vllm-project/vllm/issues/18826.
+    """
     with ThreadPoolExecutor(10) as pool:
         with busy(guarded_server):
             waiting = [pool.submit(guarded_server.post, "/v1/completions", SHORT) for _ in range(10)]

@@ -33,6 +33,32 @@ def test_everything_else_needs_a_key(guarded_server: Server, method: str, path: 
     assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "key", "status", "kind"),
+    [
+        ("POST", "/v1/messages", "wrong", 401, "authentication_error"),
+        ("POST", "/v1/messages/count_tokens", None, 401, "authentication_error"),
+        ("GET", "/v1/messages", "first key", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", "first key", 404, "not_found_error"),
+    ],
+)
+def test_errors_of_the_messages_api(
+    guarded_server: Server, method: str, path: str, key: str | None, status: int, kind: str
+) -> None:
+    """In the shape that Anthropic's clients know, whoever refuses."""
+    headers = {} if key is None else {"X-Api-Key": key}
+    answer = httpx.request(method, f"{guarded_server.base_url}{path}", headers=headers)
+    assert answer.status_code == status
+    assert answer.json().keys() == {"type", "error"}
+    assert answer.json()["error"]["type"] == kind
+
+
+def test_a_message_that_is_too_long(guarded_server: Server) -> None:
+    answer = guarded_server.post("/v1/messages", {"model": "x" * 20_000})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "request_too_large"
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_keys(guarded_server: Server, key: str) -> None:
     for headers in ({"Authorization": f"Bearer {key}"}, {"authorization": f"bearer {key}"}, {"X-Api-Key": key}):

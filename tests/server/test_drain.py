@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from processes import Server, serve
 
 NULL = ("smollm2", "--device", "null", "--max-num-seqs", "1")
@@ -57,6 +58,18 @@ def test_what_takes_too_long_is_failed(tmp_path: Path) -> None:
         assert "shut down" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
         assert whole.result().status_code == 503
         assert server.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(("num_tokens", "timeout_s", "least_s", "most_s"), [(8000, 3, 2.5, 20), (50, 60, 0, 30)])
+def test_the_background_counts(tmp_path: Path, num_tokens: int, timeout_s: int, least_s: float, most_s: float) -> None:
+    """No HTTP request waits for it: the process ends when it is done, or as late as it may."""
+    body = {"model": "smollm2", "input": "Hi", "max_output_tokens": num_tokens, "background": True}
+    with serve(tmp_path, *NULL, "--shutdown-timeout", str(timeout_s)) as server:
+        assert server.post("/v1/responses", body).status_code == 200
+        start_s = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(most_s) == 0
+        assert time.monotonic() - start_s >= least_s
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:

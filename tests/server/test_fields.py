@@ -5,15 +5,14 @@ On the null device the token after the last one has a logit of 5, and all others
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from processes import Server, serve
-from test_start import write_model, write_weights
-from tokenizers import processors
+from processes import Server
 
 from core.errors import ConfigError, RequestError
 from core.request import SamplingParams
@@ -29,27 +28,6 @@ BOS = "<|im_start|>"
 TEXT = {"model": "smollm2", "prompt": [LAST], "max_tokens": 4, "temperature": 0}
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "smollm2", "messages": HI, "max_tokens": 4, "temperature": 0}
-
-TEMPLATE = """{{ bos_token }}{% if documents %}[{% for d in documents %}{{ d.text }};{% endfor %}]{% endif %}
-{%- if mood is defined %}({{ mood }}){% endif %}{% if reasoning_effort is defined %}<{{ reasoning_effort }}>{% endif %}
-{%- for m in messages %}{{ m.role }}:{{ m.content | trim }}|{% endfor %}
-{%- if add_generation_prompt %}assistant:{% endif %}"""
-"""Looks at everything that a client may give to a template."""
-
-
-@pytest.fixture(scope="module")
-def curious_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The null device behind `TEMPLATE`, which requests may replace, and a tokenizer that puts BOS before a text."""
-    folder = tmp_path_factory.mktemp("curious")
-    (folder / "template.jinja").write_text(TEMPLATE)
-    model = write_weights(write_model(folder / "model", max_position_embeddings=1024))
-    backend = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-    backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 1)])
-    backend.save(str(model / "tokenizer.json"))
-    (model / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": "<|im_end|>"}))
-    flags = ("--chat-template", str(folder / "template.jinja"), "--trust-request-chat-template")
-    with serve(folder, str(model), "--served-model-name", "smollm2", "--device", "null", *flags) as server:
-        yield server
 
 
 def choice(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> Any:
@@ -193,6 +171,28 @@ def test_request_id(null_server: Server) -> None:
     assert null_server.post("/v1/chat/completions", CHAT | {"request_id": "a"}).json()["id"] == "chatcmpl-a"
 
 
+def test_priority(narrow_server: Server) -> None:
+    """What waits runs by it, the lowest first, and not by who came first."""
+    done: list[int] = []
+
+    def ask(priority: int) -> None:
+        assert narrow_server.post("/v1/completions", TEXT | {"priority": priority}).status_code == 200
+        done.append(priority)
+
+    holding = TEXT | {"max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor() as pool:
+        with narrow_server.client.stream("POST", "/v1/completions", json=holding) as response:
+            lines = response.iter_lines()  # once nobody holds it, the connection is closed
+            next(lines)
+            waiting = [pool.submit(ask, priority) for priority in (3, 1, 2, -1)]
+            deadline_s = time.monotonic() + 10
+            while narrow_server.metrics()["num_requests_waiting"] < 4:
+                assert time.monotonic() < deadline_s
+        for each in waiting:
+            each.result()
+    assert done == [-1, 1, 2, 3]
+
+
 @pytest.mark.parametrize(("interval", "num_chunks"), [(1, 20), (4, 6), (100, 2)])
 def test_stream_interval(null_server: Server, interval: int, num_chunks: int) -> None:
     """The first token does not wait, and nothing is held back at the end."""
@@ -207,7 +207,10 @@ def test_stream_interval(null_server: Server, interval: int, num_chunks: int) ->
 
 
 def test_special_tokens_around_a_prompt(curious_server: Server) -> None:
-    """A template that writes BOS gets no second one, unless it is asked for. Source of the case: vllm issue 9519."""
+    """A template that writes BOS gets no second one, unless it is asked for.
+
+    Source: https://github.com/vllm-project/vllm/issues/9519.
+    """
     assert prompt(curious_server) == f"{BOS}user:Hi|assistant:"
     assert prompt(curious_server, add_special_tokens=False) == f"{BOS}user:Hi|assistant:"
     assert prompt(curious_server, add_special_tokens=True) == f"{BOS}{BOS}user:Hi|assistant:"

@@ -19,7 +19,7 @@ from processes import Server
         ("POST", "/health", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("POST", "/openapi.json", 405),
     ],
 )
 def test_errors_have_one_shape(null_server: Server, method: str, path: str, status: int) -> None:

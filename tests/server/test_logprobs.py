@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -92,6 +93,41 @@ def test_completion(null_server: Server, counting: Counting, tokenizer: Any) -> 
     assert completion(null_server)["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_asked_for_by_id(null_server: Server, tokenizer: Any, stream: bool) -> None:
+    """Beside the likeliest, and each once; not for the prompt."""
+
+    def spell(token_id: int) -> str:
+        return str(tokenizer.token_bytes(token_id).decode())
+
+    ids = [300, LAST + 2, 0, 400]
+    asked = {"logprob_token_ids": ids, "prompt": [7, LAST], "prompt_logprobs": 1, "max_tokens": 2}
+    if stream:
+        [first, second, *_] = chunks(null_server, "/v1/completions", TEXT | asked | {"logprobs": 1})
+        first, second = (c["choices"][0]["logprobs"]["top_logprobs"][0] for c in (first, second))
+    else:
+        choice = completion(null_server, **asked, logprobs=1)["choices"][0]
+        first, second = choice["logprobs"]["top_logprobs"]
+        assert [len(entry) for entry in choice["prompt_logprobs"][1:]] == [2]
+    assert list(first) == [spell(i) for i in (LAST + 1, *ids)]
+    assert list(second) == [spell(i) for i in (LAST + 2, 300, 0, 400)]
+    assert list(first.values()) == pytest.approx([NEXT] + [OTHER] * 4, abs=1e-4)
+    assert list(second.values()) == pytest.approx([NEXT] + [OTHER] * 3, abs=1e-4)
+    content = chat(null_server, logprobs=True, logprob_token_ids=ids[:1], max_tokens=1)["choices"][0]["logprobs"]
+    [entry] = content["content"][0]["top_logprobs"]
+    assert (entry["token"], entry["logprob"]) == (spell(300), pytest.approx(OTHER, abs=1e-4))
+
+
+def test_requests_beside_one_that_asks_by_id(null_server: Server) -> None:
+    """In one batch, each gets its own."""
+    bodies = [TEXT | {"logprobs": 0, "max_tokens": 30, "logprob_token_ids": [300 + i] * (i % 3)} for i in range(9)]
+    with ThreadPoolExecutor(9) as pool:
+        answers = list(pool.map(lambda body: null_server.post("/v1/completions", body).json(), bodies))
+    for i, answer in enumerate(answers):
+        for top in answer["choices"][0]["logprobs"]["top_logprobs"]:
+            assert len(top) == 1 + bool(i % 3)
+
+
 def test_the_token_drawn_is_among_the_likeliest(null_server: Server) -> None:
     found = completion(null_server, logprobs=1, logit_bias={"300": 100}, max_tokens=1)["choices"][0]["logprobs"]
     assert found["token_logprobs"] == pytest.approx([OTHER], abs=1e-4)
@@ -113,7 +149,7 @@ def test_the_end_is_reported_and_adds_no_bytes(null_server: Server, smollm2: Any
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_bytes_of_an_emoji_over_several_tokens(null_server: Server, tokenizer: Any, stream: bool) -> None:
-    """Source of the case: ollama issue 13497, where each part was written as U+FFFD."""
+    """Source: https://github.com/ollama/ollama/issues/13497, where each part was written as U+FFFD."""
     asked = spell_emoji(tokenizer) | {"logprobs": True}
     if stream:
         choices = [c["choices"][0] for c in chunks(null_server, "/v1/chat/completions", CHAT | asked)]
@@ -216,7 +252,7 @@ def test_echo_of_ids_that_end_inside_a_character(null_server: Server, tokenizer:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_loglikelihood_of_a_prompt(null_server: Server, counting: Counting, stream: bool) -> None:
-    """What lm-eval sends. Source of the case: vllm issue 6521, where it crashed the server."""
+    """What lm-eval sends. Source: https://github.com/vllm-project/vllm/issues/6521, where it crashed the server."""
     prompt = [LAST, LAST + 1, LAST + 2, 9000]
     body = TEXT | {"prompt": [prompt, prompt[:2]], "echo": True, "max_tokens": 0, "logprobs": 1}
     if stream:

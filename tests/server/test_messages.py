@@ -65,6 +65,12 @@ def test_stop_sequences(client: anthropic.Anthropic) -> None:
     assert answer.content[0].text == text[: text.index(stop)]
 
 
+def test_a_form(client: anthropic.Anthropic) -> None:
+    form: Any = {"type": "json_schema", "schema": {"enum": [5]}}
+    answer = client.messages.create(**ASK_BY_CLIENT, output_config={"format": form})
+    assert (answer.content[0].text, answer.stop_reason) == ("5", "end_turn")
+
+
 def test_a_message_is_continued(null_server: Server, client: anthropic.Anthropic) -> None:
     messages: Any = [*ASK["messages"], {"role": "assistant", "content": "The capital"}]
     answer = client.messages.create(**ASK_BY_CLIENT | {"messages": messages})
@@ -137,11 +143,19 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ),
     ({"max_tokens": 10**6}, 400, "max_tokens is 1000000"),
     ({"stop_sequences": [""]}, 400, "stop_sequences"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "thinking is 1024: this model does not reason"),
+    ({"thinking": {"type": "enabled"}}, 400, "budget_tokens"),
+    ({"thinking": {"type": "disabled", "budget_tokens": 5}}, 400, "budget_tokens"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "tools"),
     ({"tools": [{"name": "f", "input_schema": {"type": "wizard"}}]}, 400, "tools cannot be enforced"),
     ({"tool_choice": {"type": "any"}}, 400, "no tools"),
     ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, 400, "cache_control"),
+    ({"output_config": {"effort": "low"}}, 400, "output_config.effort"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "wizard"}}}},
+        400,
+        "output_config json_schema cannot be enforced",
+    ),
     ({"logprobs": True}, 400, "logprobs"),
     ({"model": "other"}, 404, "other"),
 ]

@@ -59,7 +59,8 @@ def message(server: Server, **more: Any) -> Any:
 
 
 def test_a_form_holds_after_the_reasoning(server: Server, ending: dict[str, Any]) -> None:
-    """Source of the case: vllm issue 50948, sglang issue 9282, where JSON landed in reasoning."""
+    """Source: https://github.com/vllm-project/vllm/issues/50948 and
+    https://github.com/sgl-project/sglang/issues/9282, where JSON landed in reasoning."""
     for form in ({"guided_choice": CHOICE}, {"guided_json": {"enum": CHOICE}}):
         found = message(server, **form, **ending)
         assert found["content"].strip('"') in CHOICE
@@ -94,9 +95,44 @@ def test_reasoning_tokens_are_counted(server: Server, ending: dict[str, Any]) ->
     assert 2 <= reasoning < completion
 
 
+@pytest.mark.parametrize("budget", [0, 7])
+@pytest.mark.parametrize("more", [{}, {"chat_template": INSIDE}, {"guided_choice": CHOICE}])
+def test_a_budget_ends_the_reasoning(server: Server, smollm2: Any, budget: int, more: dict[str, Any]) -> None:
+    """An answer of its own follows, with its form where it has one. Without a budget there would be none."""
+    found = post(server, thinking_token_budget=budget, return_token_ids=True, max_tokens=40, **more)
+    text = smollm2.tokenizer().decode(found["choices"][0]["token_ids"])
+    begin, _, rest = text.rpartition("<think>")
+    thought, end, answer = rest.partition("</think>")
+    assert not begin
+    assert end
+    assert len(thought) == budget  # each id is a character
+    message = found["choices"][0]["message"]
+    assert message["content"] in (CHOICE if "guided_choice" in more else [answer.removeprefix("\n\n")])
+    assert "reasoning" not in post(server, thinking_token_budget=budget, **OFF)["choices"][0]["message"]
+
+
+def test_what_has_no_budget(server: Server, null_server: Server) -> None:
+    for where, more, words in (
+        (null_server, {}, "does not reason"),
+        (server, {"chat_template": "{{ messages[0].content }}"}, "does not show"),
+        (server, {"thinking_token_budget": -1}, "greater than or equal to 0"),
+    ):
+        response = where.post("/v1/chat/completions", ASK | {"thinking_token_budget": 5} | more)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "thinking_token_budget"
+        assert words in response.json()["error"]["message"]
+
+
+def test_a_budget_of_a_message(server: Server) -> None:
+    body = {"model": "smollm2", "messages": ASK["messages"], "max_tokens": 40, "temperature": 0}
+    body |= {"thinking": {"type": "enabled", "budget_tokens": 7}}
+    kinds = [block["type"] for block in server.post("/v1/messages", body).json()["content"]]
+    assert kinds == ["thinking", "text"]
+
+
 @pytest.mark.parametrize("asked", [{"chat_template": INSIDE}, OFF])
 def test_stop_strings_count_after_the_reasoning(server: Server, asked: dict[str, Any]) -> None:
-    """Source of the case: vllm issue 52393, where one that the reasoning held ended the answer."""
+    """Source: https://github.com/vllm-project/vllm/issues/52393, where one that the reasoning held ended the answer."""
     found = message(server, **asked)
     text = found.get("reasoning") or found["content"]
     stop = text[20:24]
@@ -118,7 +154,7 @@ def test_calls_come_after_the_reasoning(server: Server, ending: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_reasoning_of_earlier_turns_is_rendered(server: Server, smollm2: Any, name: str) -> None:
-    """Source of the case: vllm pull 42664, where it was dropped."""
+    """Source: https://github.com/vllm-project/vllm/pull/42664, where it was dropped."""
     turn = {"role": "assistant", "content": "Hello", name: "Be kind."}
     ids = post(server, messages=[*ASK["messages"], turn], max_tokens=1, return_token_ids=True)["prompt_token_ids"]
     assert "assistant:<think>Be kind.</think>Hello|" in smollm2.tokenizer().decode(ids)

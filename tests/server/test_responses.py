@@ -89,6 +89,17 @@ def test_stream_equals_whole(null_server: Server) -> None:
     assert last == whole
 
 
+def test_vllms_fields(null_server: Server) -> None:
+    """Load generators send them."""
+    fields = {"stop": ["x"], "ignore_eos": True, "frequency_penalty": 0.5, "presence_penalty": -1.5}
+    fields |= {"repetition_penalty": 1.5, "top_k": 3}
+    chat = checked(ASK | fields, ResponseBody).chat([])
+    assert {name: getattr(chat, name) for name in fields} == fields
+    text = null_server.openai.responses.create(**ASK).output_text
+    answer = null_server.openai.responses.create(**ASK, extra_body={"stop": text[4:7]})
+    assert (answer.output_text, answer.status) == (text[: text.index(text[4:7])], "completed")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls(null_server: Server, stream: bool) -> None:
     client = null_server.openai.responses
@@ -173,7 +184,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"truncation": "auto"}, "truncation", "leave it out"),
     ({"include": ["reasoning.encrypted_content"]}, "include", "leave it out"),
     ({"conversation": "c"}, "conversation", "leave it out"),
-    ({"stop": "x"}, "stop", "not a field"),
+    ({"min_p": 0.1}, "min_p", "not a field"),
+    ({"stop": [1]}, "stop", "string"),
+    ({"presence_penalty": 3}, "presence_penalty", "3"),
     ({"temperature": 200}, "temperature", "200"),
 ]
 

@@ -62,6 +62,7 @@ WRONG = [
     ("bad_words", "x", "bad_words"),
     ("min_tokens", 5, "at most max_tokens, 4"),
     ("min_tokens", -1, "at least 0"),
+    ("logprob_token_ids", [5], "needs logprobs"),
     ("prompt_logprobs", 21, "between 0 and 20"),
     ("prompt_logprobs", -1, "between 0 and 20"),
 ]

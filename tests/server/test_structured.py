@@ -26,6 +26,14 @@ REGEX = r"(red|green), because [a-z ]{3,12}\."
 CHOICE = ["the quick", "the quick brown"]
 LARK = 'start: "yes " N\nN: /[0-9]{2,3}/'
 GBNF = 'root ::= "yes " [0-9]'
+PART: dict[str, Any] = {
+    "type": "sequence",
+    "elements": [
+        {"type": "const_string", "value": "So: "},
+        {"type": "tag", "begin": "<p>", "content": {"type": "json_schema", "json_schema": PERSON}, "end": "</p>"},
+        {"type": "or", "elements": [{"type": "regex", "pattern": "a/b{2}"}, {"type": "grammar", "grammar": GBNF}]},
+    ],
+}
 TAGS = {"structures": [{"begin": "<p>", "schema": PERSON, "end": "</p>"}], "triggers": ["<p"]}
 ASK = {"messages": [{"role": "user", "content": "Tell me about a person."}], "max_tokens": 150, "temperature": 1.5}
 PROMPT = {"prompt": "Tell me about a person.", "max_tokens": 150, "temperature": 1.5}
@@ -37,6 +45,13 @@ def is_person(text: str) -> bool:
 
 
 IS_REGEX, IS_LARK, IS_GBNF = (re.compile(p).fullmatch for p in (REGEX, "yes [0-9]{2,3}", "yes [0-9]"))
+
+
+def is_part(text: str) -> bool:
+    found = re.fullmatch(r"So: <p>(.*)</p>(a/bb|yes [0-9])", text, re.DOTALL)
+    return bool(found and is_person(found[1]))
+
+
 SCHEMA = {"name": "person", "strict": True, "schema": PERSON}
 FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, is_person),
@@ -52,6 +67,8 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"json_schema": json.dumps(PERSON)}, is_person),
     ({"regex": REGEX}, IS_REGEX),
     ({"ebnf": GBNF}, IS_GBNF),
+    ({"response_format": {"type": "structural_tag", "format": PART}}, is_part),
+    ({"structured_outputs": {"structural_tag": json.dumps({"format": PART})}}, is_part),
 ]
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -59,7 +76,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
     ({"response_format": {"type": "json_object", "json_schema": SCHEMA}}, "response_format", "no field of"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format", "schema"),
-    ({"response_format": {"type": "structural_tag", "format": {"type": "any"}}}, "response_format", "format"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "any"}}}, "response_format", "'any'"),
+    ({"response_format": {"type": "structural_tag", "format": PART, **TAGS}}, "response_format", "either format"),
+    ({"response_format": {"type": "structural_tag", "triggers": ["a"]}}, "response_format", "either format"),
+    ({"response_format": {"type": "text", "format": PART}}, "response_format", "no field of type text"),
     ({"response_format": {"type": "structural_tag", **TAGS, "triggers": ["<q"]}}, "response_format", "triggers"),
     ({"response_format": {"type": "structural_tag", **TAGS, "triggers": [""]}}, "response_format", "triggers"),
     ({"response_format": {"type": "json_object", "colour": 1}}, "response_format", "colour"),
@@ -125,7 +145,8 @@ def test_what_starts_like_a_structure_is_one(null_server: Server, smollm2: Any, 
 
 
 def test_whitespace_is_bounded(null_server: Server, smollm2: Any) -> None:
-    """Source of the case: omlx issue 2990, xgrammar issue 412, where whitespace ran to max_tokens."""
+    """Source: https://github.com/jundot/omlx/issues/2990 and https://github.com/mlc-ai/xgrammar/issues/412, where
+    whitespace ran to max_tokens."""
     tokenizer = smollm2.tokenizer()
     blank = [i for i in range(49152) if (b := tokenizer.token_bytes(i)) and not b.strip()]
     body = {"model": "smollm2", **ASK, "guided_json": PERSON, "logit_bias": {str(i): 20 for i in blank[:1000]}}

@@ -46,7 +46,7 @@ def read(spec: ToolFormat, pieces: list[str]) -> tuple[list[Event], bool]:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), calls=CALLS, before=TEXTS)
 def test_what_is_written_is_read(spec: ToolFormat, data: Any, calls: list[Any], before: str) -> None:
-    """Two calls in one piece included. Source of the case: vllm issue 39584, dynamo pull 4723."""
+    """Two calls in one piece included. Source: https://github.com/vllm-project/vllm/issues/39584."""
     texts = [(name, json.dumps(arguments)) for name, arguments in calls]
     before = before if spec.open else ""
     pieces = data.draw(cuts(before + spec.write(texts)))

@@ -28,6 +28,8 @@ ADD = {
 }
 TOOLS = [{"type": "function", "function": function} for function in (WEATHER, ADD)]
 SCHEMAS = {function["name"]: function["parameters"] for function in (WEATHER, ADD)}
+WIZARD = {"type": "function", "function": {"name": "f", "parameters": {"type": "wizard"}}}
+SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "add", "schema": ADD["parameters"]}}
 ASK = {
     "model": "smollm2",
     "messages": [{"role": "user", "content": "What is the weather in Paris, in C?"}],
@@ -111,7 +113,7 @@ def test_a_call_is_forced_into_its_schema(null_server: Server) -> None:
 
 @pytest.mark.parametrize("max_tokens", [3, 16, 30, 300])
 def test_stream_equals_whole(null_server: Server, max_tokens: int) -> None:
-    """Also where a call is cut off, which ends with `length`. Source of the case: vllm issue 47903."""
+    """Also where a call is cut off, which ends with `length`. Source: https://github.com/vllm-project/vllm/issues/47903."""
     body = {"tool_choice": "required", "temperature": 3, "seed": 5, "max_tokens": max_tokens}
     whole = post(null_server, **body, parallel_tool_calls=False)["choices"][0]
     assert without_ids(whole) == without_ids(streamed(null_server, **body, parallel_tool_calls=False))
@@ -175,7 +177,7 @@ def test_a_stop_string_does_not_cut_a_call(null_server: Server) -> None:
 
 
 def test_usage_is_a_chunk_of_its_own(null_server: Server) -> None:
-    """Source of the case: llama.cpp pull 15444."""
+    """Source: https://github.com/ggml-org/llama.cpp/pull/15444."""
     body = ASK | {
         "tool_choice": "required",
         "max_tokens": 60,
@@ -212,14 +214,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "'get_weather'"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "name"),
     ({"tools": [{"type": "web_search"}]}, "tools", "function"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "wizard"}}}]},
-        "tools",
-        "enforced",
-    ),
+    ({"tools": [WIZARD]}, "tools", "enforced"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]}, "tools", "enforced"),
     ({"tools": TOOLS[:1] * 129}, "tools", "128"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "one of them"),
+    ({"response_format": {"type": "json_object"}, "tool_choice": "required"}, "response_format", "auto"),
+    ({"response_format": SCHEMA_FORM, "tools": [WIZARD]}, "tools", "tools cannot be enforced"),
+    ({"guided_regex": "("}, "guided_regex", "guided_regex regex cannot be enforced"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages", "function"),
     (
         {
@@ -240,6 +240,34 @@ def test_refusals(null_server: Server, asked: dict[str, Any], param: str, words:
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
     assert "structured" not in response.json()["error"]["message"]
+
+
+def test_a_form_or_calls(null_server: Server) -> None:
+    """An output is one or the other, from its first character on; streamed and whole are equal."""
+    content, calls = [], []
+    for seed in range(8):
+        body = {"response_format": SCHEMA_FORM, "temperature": 3, "seed": seed, "parallel_tool_calls": False}
+        choice = post(null_server, **body)["choices"][0]
+        assert without_ids(choice) == without_ids(streamed(null_server, **body))
+        if choice["message"]["content"] is None:
+            assert choice["finish_reason"] == "tool_calls"
+            calls += choice["message"]["tool_calls"]
+        else:
+            assert choice["finish_reason"] == "stop"
+            assert "tool_calls" not in choice["message"]
+            content.append(choice["message"]["content"])
+    assert calls
+    check(calls)
+    for text in content:
+        jsonschema.validate(json.loads(text), ADD["parameters"])
+    assert content
+
+
+def test_a_form_may_hold_the_mark_of_a_call(null_server: Server) -> None:
+    """It is text there: calls begin with the first character, or there are none."""
+    text = '["<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>"]'
+    choice = post(null_server, guided_choice=[text], tools=[TOOLS[1]], logit_bias={"75": 100}, temperature=0)
+    assert choice["choices"][0]["message"]["content"] == text
 
 
 def test_a_form_beside_tools_that_may_not_be_called(null_server: Server) -> None:

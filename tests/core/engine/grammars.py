@@ -1,15 +1,22 @@
-"""Forms to ask for, and how to tell whether a text has them: by jsonschema and re, which know nothing of llguidance."""
+"""Forms to ask for, how to draw what a grammar allows, and how to tell whether a text has a form: by jsonschema and re,
+which know nothing of llguidance."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
 from typing import Any
 
 import jsonschema
+import numpy as np
 
+from core.engine.grammar import Matcher, fill_masks
 from core.request import Structured
+
+EOS = 2
+VOCAB = 397  # wider than the tokenizer, and no multiple of 32
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -66,3 +73,25 @@ FORMS: dict[str, tuple[Structured, Callable[[str], Any]]] = {
     "lark": (Structured("grammar", 'start: "yes" | "no" N\nN: /[0-9]{2,3}/'), re.compile("yes|no[0-9]{2,3}").fullmatch),
     "gbnf": (Structured("grammar", 'root ::= "yes" | "no" [0-9]'), re.compile("yes|no[0-9]").fullmatch),
 }  # fmt: skip
+
+
+def allowed(matcher: Matcher) -> list[int]:
+    words = np.frombuffer(fill_masks([matcher], VOCAB), np.uint8)
+    assert len(words) == -(-VOCAB // 32) * 4
+    return np.flatnonzero(np.unpackbits(words, bitorder="little")).tolist()
+
+
+def walk(matcher: Matcher, rng: random.Random, weigh=lambda i: 1.0, ends: tuple[int, ...] = (EOS,)) -> list[int]:
+    """Draw until the output ends."""
+    ids: list[int] = []
+    while not matcher.is_done:
+        choices = allowed(matcher)
+        assert matcher.fault is None
+        assert bool(set(choices) & set(ends)) == matcher.is_complete
+        drawn = rng.choices(choices, [weigh(i) for i in choices])[0]
+        if drawn in ends:
+            break
+        assert matcher.accept([drawn]) == 1
+        ids.append(drawn)
+        assert len(ids) < 2000
+    return ids

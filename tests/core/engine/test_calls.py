@@ -12,11 +12,9 @@ import pytest
 
 from core.engine.guidance import GuidanceCompiler
 from core.errors import RequestError
-from core.model.tokenizer import Tokenizer, load_tokenizer
+from core.model.tokenizer import Tokenizer
 from core.request import Prelude, Structured
-from tests.conftest import write_tokenizer
-from tests.core.engine.grammars import FORMS, PLACES
-from tests.core.engine.test_guidance import EOS, VOCAB, walk
+from tests.core.engine.grammars import EOS, FORMS, PLACES, VOCAB, allowed, walk
 
 POINT = PLACES["$defs"]["point"]
 FUNCTIONS = [
@@ -25,7 +23,7 @@ FUNCTIONS = [
 ]
 MARKED = {
     "open": "<call>", "begins": ["\n"], "head": '{"name": "', "middle": '", "arguments": ', "close": "}",
-    "separator": None, "end": "\n</call>", "functions": FUNCTIONS,
+    "separator": None, "end": "\n</call>", "functions": FUNCTIONS, "form": None,
 }  # fmt: skip
 LISTED = MARKED | {"open": "<list>", "begins": [" [", "["], "separator": ", ", "end": "]"}
 SPECIAL = LISTED | {"open": "<|im_start|>"}  # a special token of this tokenizer
@@ -34,19 +32,7 @@ SPECS = {"marked": MARKED, "listed": LISTED, "special": SPECIAL, "bare": BARE}
 CALL = r'\{"name": "(go|go_on)", "arguments": (\{[^{}]*\})\}'
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return load_tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Tokenizer) -> GuidanceCompiler:
-    return GuidanceCompiler(tokenizer, VOCAB, [EOS])
-
-
-def form(name: str, **more: bool) -> Structured:
+def form(name: str, **more: Any) -> Structured:
     return Structured("calls", json.dumps(SPECS[name] | more))
 
 
@@ -107,6 +93,27 @@ def test_not_required(compiler: GuidanceCompiler, tokenizer: Tokenizer, name: st
     assert {text: accepts(compiler, tokenizer, asked, text) for text in expected} == expected
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("name", ["marked", "listed", "special"])
+def test_a_form_or_calls(compiler: GuidanceCompiler, tokenizer: Tokenizer, name: str, parallel: bool) -> None:
+    """Every walk is one or the other, with nothing around it."""
+    found, check = set(), FORMS["places"][1]
+    for seed in range(16):
+        asked = form(name, required=False, parallel=parallel, form={"kind": "json_schema", "text": json.dumps(PLACES)})
+        matcher = compiler.compile(asked, [EOS])
+        text = tokenizer.decode(walk(matcher, random.Random(seed)), skip_special_tokens=False)
+        is_call = re.fullmatch(outline(name, parallel), text, re.DOTALL) is not None
+        assert calls_in(text) if is_call else check(text), text
+        found.add(is_call)
+    assert found == {True, False}
+
+
+def test_a_form_beside_calls_is_refused_as_itself(compiler: GuidanceCompiler) -> None:
+    asked = form("marked", required=False, parallel=True, form={"kind": "regex", "text": "("})
+    with pytest.raises(RequestError, match="structured regex cannot be enforced"):
+        compiler.compile(asked, [EOS])
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_after_free_text(compiler: GuidanceCompiler, tokenizer: Tokenizer, name: str) -> None:
     """However the free text ends: its mark is followed by the gap and the form, and by nothing else."""
@@ -118,6 +125,43 @@ def test_a_form_after_free_text(compiler: GuidanceCompiler, tokenizer: Tokenizer
         found = re.fullmatch(r"<a>[^>]*>\n(.*)", tokenizer.decode(ids), re.DOTALL)
         assert found
         assert check(found[1])
+
+
+@pytest.mark.parametrize("begin", ["", "<a>"])
+@pytest.mark.parametrize("most", [0, 1, 30])
+def test_free_text_of_so_many_ids(compiler: GuidanceCompiler, tokenizer: Tokenizer, begin: str, most: int) -> None:
+    """Whatever is drawn, its end comes, and the form after it; a character is finished before."""
+    inner, check = FORMS["person"]
+    asked = Structured(inner.kind, inner.text, Prelude(begin, "</t>", "\n", most))
+    spelled = len(tokenizer.encode("</t>", add_special_tokens=False))
+    for seed in range(8):
+        ids = walk(compiler.compile(asked, [EOS]), random.Random(seed))
+        found = re.fullmatch(rf"{begin}(.*?)</t>\n(\{{.*)", tokenizer.decode(ids), re.DOTALL)
+        assert found
+        assert check(found[2])
+        after = next(n for n in range(len(ids)) if len(tokenizer.decode(ids[:n])) >= len(begin))
+        ended = next(n for n in range(len(ids)) if "</t>" in tokenizer.decode(ids[:n]))
+        assert most <= ended - after - spelled <= most + 3
+        assert "�" not in found[1]
+
+
+def test_going_back_before_a_forced_end(compiler: GuidanceCompiler, tokenizer: Tokenizer) -> None:
+    asked = Structured("regex", "b+", Prelude("", "</t>", "", 3))
+    ids = tokenizer.encode("aaa</t>", add_special_tokens=False)
+    matcher, masks = compiler.compile(asked, [EOS]), []
+    for i in ids:
+        masks.append(allowed(matcher))
+        assert matcher.accept([i]) == 1
+    assert [len(mask) for mask in masks[3:]] == [1] * (len(ids) - 3)
+    rng = random.Random(2)
+    at = len(ids)
+    for _ in range(20):
+        target = rng.randrange(at + 1)
+        matcher.rollback(at - target)
+        if target < len(ids):
+            assert allowed(matcher) == masks[target]
+        at = min(len(ids), target + rng.randrange(5))
+        assert matcher.accept(ids[target:at]) == at - target
 
 
 def test_tags_after_free_text(compiler: GuidanceCompiler, tokenizer: Tokenizer) -> None:

@@ -324,8 +324,8 @@ def test_real_weights_write_json(tmp_path_factory):
     ("kind", "text", "message"),
     [
         ("xml", "a", "of kind 'xml': it must be one of json_schema"),
-        ("json_schema", "", "empty for json_object alone"),
-        ("json_object", "{}", "empty for json_object alone"),
+        ("json_schema", "", "json_schema is empty"),
+        ("json_object", "{}", "must be without text"),
         ("json_schema", "{", "is not JSON"),
         ("json_schema", "[" * 100_000, "is not JSON"),
         ("choice", "[]", "list of different strings"),

@@ -11,50 +11,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from core.engine.grammar import Matcher, fill_masks
+from core.engine.grammar import fill_masks
 from core.engine.guidance import MAX_WHITESPACE, GuidanceCompiler
 from core.errors import RequestError
-from core.model.tokenizer import Tokenizer, load_tokenizer
+from core.model.tokenizer import Tokenizer
 from core.request import Structured
-from tests.conftest import write_tokenizer
-from tests.core.engine.grammars import FORMS, TAGS
-
-EOS = 2
-VOCAB = 397  # wider than the tokenizer, and no multiple of 32
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return load_tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Tokenizer) -> GuidanceCompiler:
-    return GuidanceCompiler(tokenizer, VOCAB, [EOS])
-
-
-def allowed(matcher: Matcher) -> list[int]:
-    words = np.frombuffer(fill_masks([matcher], VOCAB), np.uint8)
-    assert len(words) == -(-VOCAB // 32) * 4
-    return np.flatnonzero(np.unpackbits(words, bitorder="little")).tolist()
-
-
-def walk(matcher: Matcher, rng: random.Random, weigh=lambda i: 1.0, ends: tuple[int, ...] = (EOS,)) -> list[int]:
-    """Draw until the output ends."""
-    ids: list[int] = []
-    while not matcher.is_done:
-        choices = allowed(matcher)
-        assert matcher.fault is None
-        assert bool(set(choices) & set(ends)) == matcher.is_complete
-        drawn = rng.choices(choices, [weigh(i) for i in choices])[0]
-        if drawn in ends:
-            break
-        assert matcher.accept([drawn]) == 1
-        ids.append(drawn)
-        assert len(ids) < 2000
-    return ids
+from tests.core.engine.grammars import EOS, FORMS, TAGS, VOCAB, allowed, walk
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -76,6 +38,14 @@ def test_any_object_is_an_object(compiler: GuidanceCompiler, tokenizer: Tokenize
             lambda i: 30.0 if i in closing else 1.0,
         )
         assert isinstance(json.loads(tokenizer.decode(ids)), dict)
+
+
+def test_true_is_a_schema(compiler: GuidanceCompiler, tokenizer: Tokenizer) -> None:
+    for text in ("true", " true\n", "{}"):
+        matcher = compiler.compile(Structured("json_schema", text), [EOS])
+        ids = tokenizer.encode('{"a": [1, "x"]}', add_special_tokens=False)
+        assert matcher.accept(ids) == len(ids)
+        assert matcher.is_complete
 
 
 def test_whitespace_is_bounded(compiler: GuidanceCompiler, tokenizer: Tokenizer) -> None:
