@@ -2,6 +2,7 @@
 #   make serve ARGS="--port 8123"    serve smollm2 to OpenAI clients
 #   make test                        lint, types, and the quick tests
 #   make test-heavy                  the tests that need minutes
+#   make test-torch-xla              of these, the ones that run on torch 2.9 and torch_xla
 #   make lint                        style, types and imports only
 #   make bench ARGS="..."            speed beside transformers, measured here
 # PYTHON chooses the interpreter for a new .venv; PIP_ARGS is handed to pip.
@@ -14,9 +15,18 @@ INSTALLED := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum
 GEMMA3 := .venv/.gemma3-installed
 XLA := .venv/.xla-installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 CHROMIUM := .venv/.chromium-found
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+CLIENTS := .venv/clients/.installed-$(shell cat tests/clients/requirements.txt | cksum | tr ' ' '-')
+SUITE_OF := $(shell sed -n 's/^jsonschema==//p' constraints.txt)
+SUITE := .venv/.json-schema-suite-$(SUITE_OF)
+TORCH_XLA_PINS := $(shell grep -oE 'torch(_xla)?==[0-9.]+' pyproject.toml)
+TORCH_XLA := .venv/torch-xla/.installed-$(shell (echo $(TORCH_XLA_PINS); \
+	cat constraints.txt tests/devices/torch_xla_env/*) | cksum | tr ' ' '-')
+TORCH_XLA_PYTHON := .venv/torch-xla/bin/python
+TORCH_XLA_PIP := $(TORCH_XLA_PYTHON) -m pip install -qq --disable-pip-version-check $(PIP_ARGS) --no-deps
+PIP_FLAGS := --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+PIP := $(BIN)/python -m pip install $(PIP_FLAGS)
 
-.PHONY: serve test test-heavy lint bench
+.PHONY: serve test test-heavy test-torch-xla lint bench
 
 serve: $(INSTALLED)
 	$(BIN)/core serve $(ARGS)
@@ -24,8 +34,15 @@ serve: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -m "not heavy" -n 2 --dist loadfile $(ARGS)
 
-test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM)
+test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM) $(CLIENTS) $(SUITE)
 	$(BIN)/pytest -m heavy -n 2 --dist loadfile $(ARGS)
+	$(MAKE) test-torch-xla
+
+test-torch-xla: $(TORCH_XLA)
+	$(TORCH_XLA_PIP) -e .
+	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m heavy tests/devices/xla
+	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m "not heavy" -n 2 --dist loadfile tests/test_torch_names.py tests/core/kernels \
+		tests/core/model tests/core/plugin tests/devices/xla
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -55,7 +72,32 @@ $(XLA): $(INSTALLED)
 	rm -f .venv/.xla-installed-*
 	touch $@
 
+# torch_xla and the torch it is made for, without that torch's CUDA libraries, and what else constraints.txt pins: 3 GB.
+$(TORCH_XLA): | $(INSTALLED)
+	$(BIN)/python -m venv --clear .venv/torch-xla
+	$(TORCH_XLA_PIP) $(TORCH_XLA_PINS)
+	$(TORCH_XLA_PYTHON) tests/devices/torch_xla_env/stand_ins.py .venv/torch-xla/lib/python*/site-packages/torch/lib
+	grep -vE '^(torch|jax|gemma3|playwright)' constraints.txt > .venv/torch-xla/constraints.txt
+	$(TORCH_XLA_PIP) -r .venv/torch-xla/constraints.txt
+	touch $@
+
+# The JSON-Schema test suite, out of the source of jsonschema. (npm's json-schema-test-suite is of 2015, and ends with
+# draft 4.)
+$(SUITE): | $(INSTALLED)
+	rm -rf .venv/json-schema-suite .venv/.json-schema-suite-*
+	$(BIN)/python -m pip download $(PIP_FLAGS) --no-deps --no-binary jsonschema -d .venv/json-schema-suite jsonschema
+	tar -xzf .venv/json-schema-suite/jsonschema-$(SUITE_OF).tar.gz -C .venv/json-schema-suite --strip-components=2 \
+		jsonschema-$(SUITE_OF)/json/tests
+	touch $@
+
 # The browser that pages are looked at with. Debian's; elsewhere install it by hand and name it `chromium`.
 $(CHROMIUM): $(INSTALLED)
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+	touch $@
+
+# What tests/clients runs, in an environment of its own: its packages clash with ours. 2.3 GB.
+$(CLIENTS): | $(INSTALLED)
+	$(BIN)/python -m venv --clear .venv/clients
+	.venv/clients/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) --no-deps --no-compile \
+		-r tests/clients/requirements.txt
 	touch $@

@@ -1,4 +1,4 @@
-"""The XLA plugin: whatever jax has a PJRT device for. See README.md beside this file."""
+"""The XLA plugin: whatever XLA has a PJRT device for. See README.md beside this file."""
 
 from __future__ import annotations
 

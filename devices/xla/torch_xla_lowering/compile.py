@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch_xla
 from torch_xla.core.xla_model import wait_device_ops
-from torch_xla.debug.metrics import executed_fallback_ops
+from torch_xla.debug.metrics import counter_value, executed_fallback_ops
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
 from core.errors import DeviceError
@@ -64,9 +64,7 @@ class Graph:
         ids, values = _XLAC._get_tensors_xla_device_data_node(computed)
         # What the computation reads, in order: an input, by position, or a constant of the record.
         self._reads: list[int | torch.Tensor] = [by_id.get(i, x) for i, x in zip(ids, values, strict=True)]
-        with alias_with_buffer_donor_config():
-            self._hash = _XLAC._get_graph_hash(computed)
-            _XLAC._xla_warm_up_cache(computed, [])
+        self._hash = _compiled(computed) if computed else None
         self.results = self._run(inputs, values)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
@@ -76,18 +74,31 @@ class Graph:
 
     def _run(self, inputs: Sequence[torch.Tensor], reads: Sequence[torch.Tensor]) -> Any:
         with torch.inference_mode(False):  # results may be written to when another function is recorded
-            either = [*inputs, *_XLAC._run_cached_graph(self._hash, reads)]
+            either = [*inputs, *(_XLAC._run_cached_graph(self._hash, reads) if self._hash else ())]
         return tree.put(self._structure, (either[place] for place in self._places))
 
 
 def _recorded(call: Callable[[], Any]) -> tuple[Any, list[torch.Tensor]]:
     """The structure of what a call gives, and its tensors, nothing of which was computed yet."""
-    known, found = set(executed_fallback_ops()), list[torch.Tensor]()
+    before, found = _fallbacks(), list[torch.Tensor]()
     with tracing():
         structure = tree.take(call(), found)
-    if fallbacks := set(executed_fallback_ops()) - known:
-        raise DeviceError(f"torch_xla does not compile {', '.join(sorted(fallbacks))}: kernels on xla may not use that")
+    if fallen := [name for name, count in _fallbacks().items() if count > before.get(name, 0)]:
+        raise DeviceError(f"torch_xla does not compile {', '.join(fallen)}: kernels on xla may not use that")
     return structure, found
+
+
+def _fallbacks() -> dict[str, int]:
+    """How often torch_xla ran which operators on the host instead."""
+    return {name: counter_value(name) for name in executed_fallback_ops()}
+
+
+def _compiled(computed: Sequence[torch.Tensor]) -> bytes:
+    """Compile the record of these results. Returns the hash by which the computation is found."""
+    with alias_with_buffer_donor_config():
+        found: bytes = _XLAC._get_graph_hash(computed)
+        _XLAC._xla_warm_up_cache(computed, [])
+    return found
 
 
 class CompiledFunction:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch_xla
 from torch.overrides import TorchFunctionMode
 from torch_xla.core import xla_op_registry
 from torch_xla.core.xla_builder import Type
@@ -51,6 +50,12 @@ def _searchsorted(edges: torch.Tensor, values: torch.Tensor, *, right: bool = Fa
     return before.sum(-1)
 
 
+def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The log of the sum of two exponentials, either of which may be 0."""
+    most = torch.maximum(a, b)
+    return torch.where(most.isinf(), most, most + torch.log1p(torch.exp(-(a - b).abs())))
+
+
 def _rounded_once(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`function`, computed in float32 or wider."""
 
@@ -64,6 +69,7 @@ _OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     F.silu: _rounded_once(F.silu),
     F.gelu: _rounded_once(F.gelu),
+    torch.logaddexp: _logaddexp,
     torch.searchsorted: _searchsorted,
     torch.Tensor.max: _max,
     torch.Tensor.view: _view,

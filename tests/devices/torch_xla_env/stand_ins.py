@@ -93,8 +93,9 @@ def build(target: Path, wanted: set[Wanted]) -> None:
 def main(folder: Path) -> None:
     libraries = sorted(folder.glob("*.so*"))
     absent = missing(libraries)
-    for name, wanted in wanted_of(libraries, absent).items():
-        build(folder / name, wanted)
+    if absent:
+        for name, wanted in wanted_of(libraries, absent).items():
+            build(folder / name, wanted)
     if still := missing(libraries):
         raise SystemExit(f"not found, and no stand-in helps: {', '.join(sorted(still))}")
 

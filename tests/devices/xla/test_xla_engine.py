@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.kernels.table import TABLE
 from core.request import Structured
+from devices.xla.lowering import Way, choose, versions
 
 pytestmark = pytest.mark.heavy
 REFERENCES = {row.name: "reference" for row in TABLE.values() if row.reader is None}
@@ -95,8 +96,19 @@ def random_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
     return rng.choices(range(3, 384), k=rng.choice([1, 2, 8, 30, 90, 300])), sampling
 
 
-def test_a_thousand_requests_compile_nothing(tiny_llama_dir: Path) -> None:
-    """By our count, and by jax's."""
+def through_jax() -> bool:
+    """Whether it is that way that is installed here."""
+    way = choose(versions())
+    assert isinstance(way, Way), way
+    return way.extension == "torchax"
+
+
+def counter_of_compilations() -> Callable[[], int]:
+    """How many there were so far, as the compiler's library counts them."""
+    if not through_jax():
+        from torch_xla.debug.metrics import counter_value
+
+        return lambda: counter_value("UncachedCompile") or 0
     import jax.monitoring
 
     compiled: list[str] = []
@@ -106,18 +118,25 @@ def test_a_thousand_requests_compile_nothing(tiny_llama_dir: Path) -> None:
             compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    return lambda: len(compiled)
+
+
+def test_a_thousand_requests_compile_nothing(tiny_llama_dir: Path) -> None:
+    """By our count, and by the library's."""
+    num_compiled = counter_of_compilations()
+    at_first = num_compiled()
     rng = random.Random(0)
     with LLM(str(tiny_llama_dir), device="xla", dtype="float32", num_kv_blocks=200, max_model_len=512) as llm:
         before = llm.engine.inspect()
         assert before.num_compiles == 5 + 2 * 5  # shapes of the batch; for 8 and 32 rows: four draws and the report
-        assert compiled, "jax says when it compiles"
-        compiled.clear()
+        warm = num_compiled()
+        assert warm > at_first, "compilations are counted"
         served = 0
         while served < NUM_REQUESTS:
             requests = [random_request(rng) for _ in range(rng.randint(1, 48))]
             served += len(llm.generate([prompt for prompt, _ in requests], [sampling for _, sampling in requests]))
         after = llm.engine.inspect()
-    assert (after.num_compiles, after.num_late_compiles, compiled) == (before.num_compiles, 0, [])
+    assert (after.num_compiles, after.num_late_compiles, num_compiled()) == (before.num_compiles, 0, warm)
     assert after.num_steps > 500
 
 
@@ -145,11 +164,15 @@ def test_warming_up_with_a_cold_cache_and_with_a_warm_one(tmp_path: Path) -> Non
         wall_s, processor_s, num, compile_s = json.loads(done.stdout)
         return wall_s, processor_s, num, compile_s
 
-    (_, cold_s, num_cold, _), (_, warm_s, num_warm, compile_s) = warm_up(), warm_up()
-    assert num_cold == num_warm == 15
+    _, cold_s, num_cold, compile_s = warm_up()
+    assert num_cold == 15
     assert compile_s > 0
-    assert any((tmp_path / "elsewhere").iterdir()), "the variable names the folder"
     assert cold_s <= COLD_S
+    if not through_jax():
+        return  # torch_xla cannot read again what it compiled for the host processor
+    _, warm_s, num_warm, _ = warm_up()
+    assert num_warm == num_cold
+    assert any((tmp_path / "elsewhere").iterdir()), "the variable names the folder"
     assert warm_s <= WARM_S
     assert warm_s < cold_s / 1.5, "something comes from the cache"
 
