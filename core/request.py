@@ -23,6 +23,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "n": (1, MAX_N),
     "temperature": (0, 100),
     "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
     "seed": (0, MAX_SEED),
@@ -31,10 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
-"""Of sampling parameters: the least and the most that each may be."""
-
-ABOVE_ZERO: dict[str, float] = {"top_p": 1.0, "repetition_penalty": 100.0}
-"""Those that must be more than 0: the most that each may be."""
+"""Of sampling parameters: the least and the most that each may be. A penalty near 0 makes logits infinite."""
 
 _KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "calls")
 _JSON_KINDS = ("json_schema", "choice", "structural_tag", "calls")
@@ -175,9 +173,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise _outside(param, value, limit)
         if not -1 <= self.top_k <= vocab_size:
             raise _outside("top_k", self.top_k, f"between -1 and {vocab_size}, the vocabulary; 0 and -1 mean all")
-        for param, most in ABOVE_ZERO.items():
-            if not 0.0 < getattr(self, param) <= most:
-                raise _outside(param, getattr(self, param), f"above 0 and at most {most:g}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise _outside("top_p", self.top_p, "above 0 and at most 1")
 
     def _check_ids(self, vocab_size: int) -> None:
         for param, ids in (

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
 from core.engine.front import ReadyInfo
-from core.request import ABOVE_ZERO, MAX_STRINGS, RANGES
+from core.request import MAX_STRINGS, RANGES
 from server.door import OPEN
 from server.errors import MESSAGES, json_response
 from server.operations import ERRORS, OPERATIONS, MessageError, Operation
@@ -150,7 +150,7 @@ def _limits(info: ReadyInfo) -> dict[str, dict[str, Schema]]:
         name: {"minimum": low, **({} if high == float("inf") else {"maximum": high})}
         for name, (low, high) in RANGES.items()
     }
-    numbers |= {name: {"exclusiveMinimum": 0, "maximum": most} for name, most in ABOVE_ZERO.items()}
+    numbers["top_p"] = {"exclusiveMinimum": 0, "maximum": 1}
     numbers["top_k"] = {"minimum": -1, "maximum": info.vocab_size}
     numbers["top_logprobs"] = numbers["logprobs"]
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):

@@ -70,12 +70,13 @@ def run(config: EngineConfig, options: Options) -> int:
     options.address.check()
     with options.address.bind() as listener:
         try:
-            return asyncio.run(_until_signalled(_serve(config, listener, options)))
+            return asyncio.run(_until_signalled(serve(config, listener, options)))
         finally:
             options.address.clean_up()
 
 
-async def _serve(config: EngineConfig, listener: socket.socket, options: Options) -> int:
+async def serve(config: EngineConfig, listener: socket.socket, options: Options) -> int:
+    """Serve on a bound socket until a signal, or until it is cancelled. As `run`."""
     source = open_model(config.model)
     sampling, decided = defaults.resolve(source, options.generation_config, options.override)
     dialect, spoken = resolve(source, options.wishes)

@@ -1,5 +1,6 @@
 """How bodies are checked: unknown fields are refused by name, and every error says which field is at fault."""
 
+import re
 from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -106,14 +107,27 @@ def checked(value: Any, kind: type[BodyT]) -> BodyT:
 
 
 def _as_request_error(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    param = str(first["loc"][0]) if first["loc"] else None
+    """Says what is wrong with the first field that is: where it may be of several kinds, of the kind that fits best."""
+    found = error.errors(include_url=False, include_context=False)
+    field = found[0]["loc"][:1]
+    places = [(_place(each["loc"]), each) for each in found if each["loc"][:1] == field]
+    path, first = max(places, key=lambda place: place[0].count("."))
+    param = str(field[0]) if field else None
     if first["type"] == "extra_forbidden":
         return RequestError(f"{path} is not a field of this request; leave it out", param)
     if first["type"] == "missing":
         return RequestError(f"{path} is missing", param)
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] != "value_error":  # ours say it themselves
-        return RequestError(f"{path} is {shown(first['input'])}: {reason}", param)
-    return RequestError(f"{path}: {reason}" if path else reason, param)
+    if first["type"] == "value_error":  # ours say what the value is
+        reason = first["msg"].removeprefix("Value error, ")
+        return RequestError(f"{path}: {reason}" if path else reason, param)
+    reasons = dict.fromkeys(_OR_CLASS.sub("", each["msg"]) for place, each in places if place == path)
+    return RequestError(f"{path} is {shown(first['input'])}: {'; or: '.join(reasons)}", param)
+
+
+_KIND = re.compile(r"str|int|float|bool|[A-Z].*|.*\[.*")
+_OR_CLASS = re.compile(r" or instance of \w+")
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Where in the body, without the kinds that pydantic tried there."""
+    return ".".join(str(part) for part in loc if isinstance(part, int) or not _KIND.fullmatch(part))

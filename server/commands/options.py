@@ -1,4 +1,4 @@
-"""Command-line options in groups, each declared once; the engine's for all commands that start one. Names are vLLM's."""
+"""Command-line options in groups, each declared once: the engine's, for all commands that start one. vLLM's names."""
 
 import inspect
 import re

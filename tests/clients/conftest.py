@@ -13,7 +13,7 @@ from tests.conftest import write_llama
 from tests.server.processes import Server, run_core, serve
 
 KEY = "of-the-clients"
-CLIENT_S = 240
+CLIENT_S = 200
 
 _PROGRAMS = Path(__file__).parents[2] / ".venv" / "clients" / "bin"
 _NOWHERE = "http://127.0.0.1:9"  # nothing listens there: whoever asks the internet fails at once

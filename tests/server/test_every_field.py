@@ -11,6 +11,8 @@ import pytest
 from processes import Server
 
 from server.conversation import ChatBody
+from server.message_api.asked import MessageBody
+from server.response_api.asked import ResponseBody
 from server.schema import CompletionBody
 
 PATHS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
@@ -117,6 +119,62 @@ WITHOUT = {
 
 FIELDS = [(path, field) for path, body in PATHS.items() for field in body.model_fields]
 
+FUNCTION = {"type": "function", "name": "f", "parameters": {"properties": {"a": {"enum": [5]}}}}
+LETTERS = {
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "string", "pattern": "^[acz]+$"}}}
+}
+RESPONSE: dict[str, Any] = {"model": "smollm2", "input": "Hi", "max_output_tokens": 4, "temperature": 0}
+OF_RESPONSES: dict[str, tuple[dict[str, Any], Any]] = {
+    "model": ({}, "other-name"),
+    "input": ({}, "Hi you"),
+    "instructions": ({}, "Be kind."),
+    "max_output_tokens": ({}, 2),
+    "temperature": ({"seed": 1}, 5.0),
+    "top_p": (WILD, 0.01),
+    "top_k": (WILD, 1),
+    "seed": (WILD, 2),
+    "frequency_penalty": (LETTERS, 2.0),
+    "presence_penalty": (LETTERS, 2.0),
+    "stop": ({}, "="),
+    "tools": ({}, [FUNCTION]),
+    "tool_choice": ({"tools": [FUNCTION]}, "required"),
+    "parallel_tool_calls": (CALLED | {"tools": [FUNCTION], "max_output_tokens": 200, "max_tokens": None}, False),
+    "text": ({}, {"format": {"type": "json_schema", "name": "x", "schema": RED}}),
+    "reasoning": ({}, {"effort": "low"}),
+    "chat_template_kwargs": ({}, {"mood": "glad"}),
+    "stream": ({}, True),
+    "store": ({}, False),
+    "background": ({}, True),
+    "metadata": ({}, {"a": "b"}),
+    "cache_salt": ({"input": LONG}, "another salt"),
+    "user": ({}, "me"),
+}
+MESSAGE: dict[str, Any] = {"model": "smollm2", "messages": HI, "max_tokens": 4, "temperature": 0}
+TOOL = {"name": "f", "input_schema": {"properties": {"a": {"enum": [5]}}}}
+OF_MESSAGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "model": ({}, "other-name"),
+    "messages": ({}, [{"role": "user", "content": "Hi you"}]),
+    "system": ({}, "Be kind."),
+    "max_tokens": ({}, 2),
+    "stop_sequences": ({}, ["="]),
+    "temperature": ({}, 5.0),
+    "top_p": ({"temperature": 5}, 0.00001),
+    "top_k": ({"temperature": 5}, 1),
+    "tools": ({}, [TOOL]),
+    "tool_choice": ({"tools": [TOOL]}, {"type": "any"}),
+    "thinking": ({}, {"type": "disabled"}),
+    "output_config": ({}, {"format": {"type": "json_schema", "schema": RED}}),
+    "stream": ({}, True),
+}
+ELSEWHERE = {"previous_response_id", "stream_options", "priority", "ignore_eos", "repetition_penalty"}
+"""Of responses. The last two are as in chats: no request for a response can show them on this device."""
+
+APIS = {
+    "/v1/responses": (ResponseBody, RESPONSE, OF_RESPONSES, ELSEWHERE),
+    "/v1/messages": (MessageBody, MESSAGE, OF_MESSAGES, {"metadata"}),
+}
+"""Bodies, what is asked, fields, and fields that are left to other tests or change nothing."""
+
 
 def case(path: str, field: str) -> tuple[dict[str, Any], Any]:
     own = OF_COMPLETIONS if path == "/v1/completions" else OF_CHATS
@@ -168,3 +226,40 @@ def test_a_wrong_value_is_named(curious_server: Server, path: str, field: str) -
 def test_the_tables_have_no_field_that_is_none() -> None:
     fields = {field for _, field in FIELDS}
     assert {*CASES, *OF_COMPLETIONS, *OF_CHATS, *WITHOUT} == fields
+
+
+def told(server: Server, path: str, body: dict[str, Any]) -> Any:
+    """What a client of one of the other APIs sees, without ids and times; in streams the kinds of events."""
+    response = server.post(path, {name: value for name, value in body.items() if value is not None})
+    assert response.status_code == 200, response.text
+    if body.get("stream"):
+        return [line for line in response.text.splitlines() if line.startswith("event: ")]
+    found = response.json()
+    items = found.get("output", found.get("content"))
+    kept = {name: found[name] for name in ("model", "metadata", "user", "store", "status", "usage") if name in found}
+    return kept, [{name: each.get(name) for name in ("type", "content", "text", "arguments")} for each in items]
+
+
+@pytest.mark.parametrize(("path", "field"), [(path, field) for path, api in APIS.items() for field in api[2]])
+def test_a_field_of_another_api_has_an_effect(curious_server: Server, path: str, field: str) -> None:
+    _, base, cases, _ = APIS[path]
+    both, value = cases[field]
+    asked = base | {name: each for name, each in both.items() if name != "max_tokens"}
+    told(curious_server, path, asked)  # whose prompt is cached from now on
+    first, other = (told(curious_server, path, body) for body in (asked, asked | {field: value}))
+    assert other != first
+
+
+@pytest.mark.parametrize(("path", "field"), [(path, f) for path, api in APIS.items() for f in api[0].model_fields])
+def test_a_wrong_value_of_another_api_is_named(curious_server: Server, path: str, field: str) -> None:
+    wrong = {"type": "wizard"} if field in ("tool_choice", "thinking") else {"wizard": 1}
+    response = curious_server.post(path, APIS[path][1] | {field: wrong})
+    assert response.status_code == 400
+    assert field in response.json()["error"]["message"]
+    assert "wizard" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_the_tables_of_other_apis_are_whole(path: str) -> None:
+    body, _, cases, others = APIS[path]
+    assert {*cases, *others} == {*body.model_fields}

@@ -181,7 +181,8 @@ def test_requests_with_and_without_wishes_share_a_step(llm):
     [
         ("n", 0, "between 1 and 128"),
         ("min_p", 1.5, "between 0 and 1"),
-        ("repetition_penalty", 0.0, "above 0"),
+        ("repetition_penalty", 0.0, "between 0.01 and 100"),
+        ("repetition_penalty", 1e-40, "between 0.01 and 100"),
         ("frequency_penalty", 2.5, "between -2 and 2"),
         ("presence_penalty", -3.0, "between -2 and 2"),
         ("logit_bias", {384: 1.0}, "between 0 and 383"),
