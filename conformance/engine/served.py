@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from core.config import EngineConfig
 from core.engine.engine import Engine
 from core.engine.front import Front
@@ -38,11 +40,14 @@ def serve(
 ) -> Served:
     """Continue prompts greedily by `num_drawn` tokens. A wave is queued at once, and ends before the next one begins.
 
+    The engine has room for the longest of them and no more, so that a device which compiles has few shapes to make.
+
     logprobs, prompts   whether log-probabilities are reported of the ids drawn, and of the prompts
 
     Raises: DeviceError when a step fails.
     """
-    engine = Engine(config)
+    longest = max(len(prompt) for wave in waves for prompt in wave) + num_drawn
+    engine = Engine(msgspec.structs.replace(config, max_model_len=longest))
     engine.executor.runner.compiles.refuse_late = True  # a device that compiles names all its shapes
     try:
         front = Front(engine.info(), [])

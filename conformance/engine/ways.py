@@ -60,9 +60,9 @@ def _preempt(rig: Rig) -> Pair:
     page = rig.assembly.plan.page_tokens
     pages_each = max(1, rig.length // page)
     prompts = [prompt[: pages_each * page - 2] for prompt in rig.prompts]
-    num_pages, length = len(prompts) * pages_each + 1, len(prompts[0]) + rig.drawn
+    num_pages = len(prompts) * pages_each + 1
     alone = serve(rig.config(), [[prompt] for prompt in prompts], rig.drawn)
-    scarce = rig.config(enable_prefix_caching=rig.case["cached"], num_kv_blocks=num_pages, max_model_len=length)
+    scarce = rig.config(enable_prefix_caching=rig.case["cached"], num_kv_blocks=num_pages)
     crowded = serve(scarce, [prompts], rig.drawn)
     return Pair(prompts, alone.answers, crowded.answers, (_took("preemptions", crowded.num_preemptions),))
 

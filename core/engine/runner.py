@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -155,9 +156,9 @@ class StepFunction:
             return None
         # Rows that were drawn from report what was drawn; rows that score have output row 0 and keep their target.
         tokens_L = self._kernels["take_ids"](e.targets, x.output_rows, last_ids)
-        kernel = self._kernels["logprobs_topk"]
-        named = () if e.named is None else e.named.unbind(1)
-        return *kernel(logits_LV, tokens_L, k=e.num_logprobs), *(kernel(logits_LV, ids_L, k=0)[0] for ids_L in named)
+        top = partial(self._kernels["logprobs_topk"], logits_LV, k=e.num_logprobs)
+        named = [] if e.named is None else [top(ids_L)[0] for ids_L in e.named.unbind(1)]
+        return (*top(tokens_L), *named)
 
 
 class Runner:
