@@ -19,6 +19,7 @@ _ROLES_OF = {
     "tool_calls": "assistant",
     "reasoning": "assistant",
     "reasoning_content": "assistant",
+    "parsed": "assistant",
     "name": "tool",
     "tool_call_id": "tool",
 }
@@ -38,6 +39,7 @@ class Message(Strict):
     tool_calls     what an assistant called
     tool_call_id   which call a tool answers
     reasoning      an assistant's, under either name
+    parsed         what OpenAI's client made of content: it sends that along
     """
 
     neutral: ClassVar[Neutral] = NEUTRAL_IN_MESSAGE
@@ -50,6 +52,7 @@ class Message(Strict):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    parsed: Any = None
 
     @field_validator("role")
     @classmethod

@@ -6,6 +6,7 @@ arrival as the time to first token. An error after that is `data: {"error": ...}
 before it is an exception, so that the caller can still answer with a real HTTP status.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
@@ -129,6 +130,11 @@ class Answer:
         return usage(counts.prompt, counts.completion, counts.cached, counts.reasoning)
 
 
+TURN = 4
+"""Events that a stream sends in a row where many wait: then it is others' turn, and a client that hung up is noticed.
+asyncio warns of each further write to a lost connection."""
+
+
 class EventStream(Response):
     """Sends events as they come; stops them when the client hangs up."""
 
@@ -148,8 +154,12 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        num_sent = 0
         async for data in self._rest:
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            num_sent += 1
+            if num_sent % TURN == 0:
+                await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -85,7 +85,23 @@ def decoded(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     _check_depth(value)
+    if _LONG_NUMBER.search(raw):
+        _check_integers(value)
     return value
+
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+
+
+def _check_integers(body: dict[str, Any]) -> None:
+    """Neither the engine nor what encodes bodies takes integers of more than 64 bits."""
+    for name, value in body.items():
+        rest = [value]
+        while rest:
+            each = rest.pop()
+            if isinstance(each, int) and not -(2**63) <= each < 2**64:
+                raise RequestError(f"{name} has the integer {each}: it must be one of 64 bits", name)
+            rest += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
 
 
 def _check_depth(value: Any) -> None:
@@ -106,6 +122,12 @@ def checked(value: Any, kind: type[BodyT]) -> BodyT:
         raise _as_request_error(error) from None
 
 
+_KIND = re.compile(r"str|int|float|bool|[A-Z].*|.*\[.*")
+"""Names that pydantic has for the kinds of a value, among those of fields."""
+
+_OR_CLASS = re.compile(r" or instance of \w+")
+
+
 def _as_request_error(error: ValidationError) -> RequestError:
     """Says what is wrong with the first field that is: where it may be of several kinds, of the kind that fits best."""
     found = error.errors(include_url=False, include_context=False)
@@ -119,13 +141,10 @@ def _as_request_error(error: ValidationError) -> RequestError:
         return RequestError(f"{path} is missing", param)
     if first["type"] == "value_error":  # ours say what the value is
         reason = first["msg"].removeprefix("Value error, ")
-        return RequestError(f"{path}: {reason}" if path else reason, param)
+        colon = "" if reason.startswith(("is ", "has ")) else ":"
+        return RequestError(f"{path}{colon} {reason}" if path else reason, param)
     reasons = dict.fromkeys(_OR_CLASS.sub("", each["msg"]) for place, each in places if place == path)
     return RequestError(f"{path} is {shown(first['input'])}: {'; or: '.join(reasons)}", param)
-
-
-_KIND = re.compile(r"str|int|float|bool|[A-Z].*|.*\[.*")
-_OR_CLASS = re.compile(r" or instance of \w+")
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

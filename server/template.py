@@ -116,7 +116,7 @@ def _check_known(name: str, names: frozenset[str], param: str) -> None:
     if name not in names:
         known = ", ".join(sorted(names - {*_OWN_FIELDS, *_TOOL_NAMES})) or "none"
         raise RequestError(
-            f"{param}: the chat template does not look at {name}; leave it out (it looks at {known})", param
+            f"{param}: the chat template does not look at {name[:60]}; leave it out (it looks at {known})", param
         )
 
 

@@ -141,6 +141,7 @@ class PromptBody(Strict):
             "parallel_tool_calls": "tool_choice",
             "continue_final_message": "messages",
             "response_format": "output_config",
+            "function.parameters": "input_schema",
         }
         form = "tools" if self._form is None else "output_config"
         return {**names, "stop": "stop_sequences", "structured calls": "tools", "structured": form}

@@ -32,6 +32,7 @@ _CHAT_NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text",
+    "function.parameters": "parameters",
     "reasoning_effort": "reasoning",
 }
 """Fields of a chat -> those of a response that they are made from."""

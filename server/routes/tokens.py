@@ -81,7 +81,7 @@ def add_tokens(app: FastAPI, desk: Desk, served: Served) -> None:
     @app.post("/v1/detokenize")
     async def detokenize(http: Request) -> Response:
         body = parse(await read(http), DetokenizeBody)
-        served.check_model(body.model or served.names[0])
+        served.check_model(model_of(body.model))
         size = desk.tokenizer.vocab_size
         for i in body.tokens:
             if not 0 <= i < size:
@@ -93,14 +93,19 @@ def add_tokens(app: FastAPI, desk: Desk, served: Served) -> None:
 
     async def of_text(given: dict[str, Any]) -> tuple[list[int], bool | None]:
         body = checked(given, TokenizeBody)
-        served.check_model(body.model or served.names[0])
+        served.check_model(model_of(body.model))
         size, special = len(body.prompt), body.add_special_tokens
         ids = await off_loop_if(size, lambda: desk.tokenizer.encode(body.prompt, add_special_tokens=special))
         return ids, body.return_token_strs
 
     async def of_messages(given: dict[str, Any], size: int) -> tuple[list[int], bool | None]:
-        conversation = {"model": served.names[0]} | {k: v for k, v in given.items() if k in CHAT_FIELDS}
+        conversation = {k: v for k, v in given.items() if k in CHAT_FIELDS}
+        conversation["model"] = model_of(given.get("model"))
         show = checked({k: v for k, v in given.items() if k not in CHAT_FIELDS}, Shown).return_token_strs
         body = checked(conversation, ChatBody)
         served.check_model(body.model)
         return await off_loop_if(size, lambda: desk.chat_ids(body)), show
+
+    def model_of(asked: Any) -> Any:
+        """What a body asks for, or the one that is served where it asks for none."""
+        return served.names[0] if asked is None else asked

@@ -6,7 +6,7 @@ import msgspec
 from pydantic import Field, field_validator
 
 from core.errors import RequestError
-from server.neutral import Neutral
+from server.neutral import Neutral, shown
 from server.strict import Strict
 from server.tools.narrow import narrowed
 
@@ -31,10 +31,18 @@ class Function(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @field_validator("parameters")
+    @classmethod
+    def _of_an_object(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        kinds = (value or {}).get("type", "object")
+        if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+            raise ValueError(f'has the type {shown(kinds)}: arguments are an object, so it must be "object"')
+        return value
+
     @property
     def arguments_schema(self) -> dict[str, Any]:
         """The schema that calls are held to."""
-        return narrowed({"type": "object", **(self.parameters or {"properties": {}})})
+        return narrowed({**(self.parameters or {"properties": {}}), "type": "object"})
 
 
 class Tool(Strict):
@@ -52,10 +60,11 @@ class NamedChoice(Strict):
 
 
 class CalledFunction(Strict):
-    """`arguments` is the text of a JSON object, or nothing."""
+    """`arguments` is the text of a JSON object, or nothing. OpenAI's client sends what it made of that along."""
 
     name: Name
     arguments: Annotated[str, Field(json_schema_extra={"format": "json-object"})]
+    parsed_arguments: Annotated[Any, Field(exclude=True)] = None
 
     @field_validator("arguments")
     @classmethod

@@ -21,6 +21,8 @@ def test_profile(open_server: Server, model_folder: Path, run_client: Callable[.
         *("--request-count", str(NUM_REQUESTS), "--concurrency", "2", "--num-dataset-entries", str(NUM_REQUESTS)),
         *("--isl", "40", "--osl", str(NUM_TOKENS), "--workers-max", "2", "--record-processors", "1"),
         *("--ui", "none", "--no-gpu-telemetry", "--artifact-dir", str(tmp_path)),
+        HF_HUB_OFFLINE="",  # else it looks for the folder in the hub's cache
+        TRANSFORMERS_OFFLINE="",
     )
     profile: dict[str, Any] = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
     assert (profile["error_summary"], profile["was_cancelled"]) == ([], False)

@@ -107,9 +107,8 @@ def test_tools(client: openai.OpenAI, stream: bool) -> None:
     [call] = message.tool_calls
     numbers = call.function.parsed_arguments
     assert isinstance(numbers, Add)
-    turn = {"role": "assistant", "tool_calls": [call.model_dump(exclude={"function": {"parsed_arguments"}})]}
     result = {"role": "tool", "tool_call_id": call.id, "content": str(numbers.a + numbers.b)}
-    answer = client.chat.completions.create(**ASK | {"messages": [*SUM, turn, result], "tools": [ADD]})
+    answer = client.chat.completions.create(**ASK | {"messages": [*SUM, message, result], "tools": [ADD]})
     assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
     assert answer.usage.completion_tokens > 0
 
@@ -157,14 +156,17 @@ def test_a_response_in_the_background(client: openai.OpenAI) -> None:
 def test_tools_of_responses(client: openai.OpenAI) -> None:
     tool: Any = openai.pydantic_function_tool(Add, name="add")["function"] | {"type": "function"}
     asked: dict[str, Any] = {"model": "smollm2", "temperature": 0, "tools": [tool], "parallel_tool_calls": False}
-    answer = client.responses.parse(**asked, input="What is 2 + 3?", tool_choice="required")
+    answer = client.responses.parse(**asked, input=SUM, tool_choice="required")
     [call] = answer.output
     assert call.type == "function_call"
     numbers = Add.model_validate_json(call.arguments)
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": str(numbers.a + numbers.b)}
-    after = client.responses.create(**asked, input=[result], previous_response_id=answer.id, max_output_tokens=12)
+    asked["max_output_tokens"] = 12
+    after = client.responses.create(**asked, input=[result], previous_response_id=answer.id)
     assert after.usage.input_tokens > answer.usage.input_tokens
     assert after.output
+    again = client.responses.create(**asked, input=[*SUM, *answer.output, result])
+    assert again.usage.input_tokens == after.usage.input_tokens
 
 
 def test_completions(client: openai.OpenAI) -> None:

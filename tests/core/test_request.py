@@ -61,6 +61,9 @@ def test_the_limits_are_taken(taken: dict[str, Any]) -> None:
         ("stop", ("x",) * 17, "stop is 17 strings: it must be at most 16"),
         ("stop", ("x", ""), "stop is an empty string: it must be not empty"),
         ("stop_token_ids", (5, VOCAB), "stop_token_ids is 100: it must be between 0 and 99, the vocabulary"),
+        ("logprob_token_ids", (5, VOCAB), "logprob_token_ids is 100: it must be between 0 and 99, the vocabulary"),
+        ("logprob_token_ids", (5,) * 21, "logprob_token_ids is 21 ids: it must be at most 20"),
+        ("logprob_token_ids", (5,), r"logprob_token_ids is \[5\]: it must be left out without logprobs"),
         ("stop_token_ids", (-1,), "stop_token_ids is -1: it must be between 0 and 99"),
     ],
 )

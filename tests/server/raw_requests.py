@@ -22,6 +22,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/detokenize": {"model": "smollm2", "tokens": [5, 6]},
     "/v1/completions#form": {**TEXT, "guided_json": {"type": "object", "properties": {"a": {"const": 1}}}},
     "/v1/completions#text": {**TEXT, "json_schema": "{}"},
+    "/v1/completions#tag": {**TEXT, "response_format": {"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["<"], "at_least_one": True,
+        "tags": [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": {"type": "null"}}, "end": "</a>"}],
+    }}},
     "/v1/chat/completions#calls": {
         "model": "smollm2",
         "messages": [
@@ -31,7 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [1, "a"]}}},
     },
-}
+}  # fmt: skip
 NUMBERS = ("1e400", "-1e400", "1e-400", "9" * 400, "9" * 5000, "1e99999", "NaN", "Infinity", "-Infinity", "-0", "0x10",
            "1.", ".5", "+1", "01", "18446744073709551616", "-9223372036854775809", "4.0", "0.1e1", "1e308")  # fmt: skip
 STRINGS = (r'"\ud800"', r'"a\udfff"', r'"\ud83d\ude00"', r'"\u0000"', r'"\x41"', '"\x01"', '"' + "A" * 70_000 + '"',

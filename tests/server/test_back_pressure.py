@@ -52,6 +52,15 @@ def test_streams_get_a_real_status(guarded_server: Server) -> None:
     assert answer.headers["content-type"] == "application/json"
 
 
+def test_a_message_is_turned_away_in_its_own_shape(guarded_server: Server) -> None:
+    body = {"model": "smollm2", "max_tokens": 2, "messages": [{"role": "user", "content": "a b " * 600}]}
+    with busy(guarded_server):
+        answer = guarded_server.post("/v1/messages", body)
+    assert answer.status_code == 429
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    assert int(answer.headers["retry-after"]) >= 1
+
+
 def test_what_waited_once_does_not_count(guarded_server: Server) -> None:
     """What the engine said last is older than the end of those that waited."""
     for _ in range(3):

@@ -17,7 +17,7 @@ import pytest
 from processes import Server, serve
 from raw_requests import sent
 
-HANG_S = 20
+HANG_S = 60
 QUICK, MANY = 400, 20_000
 ENDS = {"hung up", "left", 200, 307, *range(400, 500)}
 
@@ -87,6 +87,14 @@ def test_numbers_of_many_digits_in_a_query(null_server: Server, digits: int) -> 
     answer = null_server.get(f"/kv?sequences={'9' * digits}")
     assert answer.status_code == (200 if digits == 1 else 400)
     assert len(answer.text) < 12_000 if digits == 1 else len(answer.text) < 300
+
+
+@pytest.mark.parametrize("body", [{"prompt": "Hi"}, {"messages": [{"role": "user", "content": "Hi"}]}, {"tokens": [5]}])
+def test_an_empty_name_is_no_model(null_server: Server, body: dict[str, Any]) -> None:
+    path = "/detokenize" if "tokens" in body else "/tokenize"
+    assert null_server.post(path, body | {"model": None}).status_code == 200
+    assert null_server.post(path, body | {"model": ""}).status_code == 404
+    assert null_server.post(path, body | {"model": 5}).status_code == 400
 
 
 @pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', r'{"a": "\ud800"}', "[]", "{"])

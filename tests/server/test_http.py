@@ -1,12 +1,17 @@
 """What every route shares: error shapes, request ids, liveness, and a light API process."""
 
+import asyncio
 import socket
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import httpx
 import pytest
 from processes import Server
+from starlette.types import Message
+
+from server.stream import TURN, EventStream
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,27 @@ def test_hanging_up_while_queued(narrow_server: Server) -> None:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url, json=LONG, timeout=0.5)
     served_at_once(narrow_server)
+
+
+def test_hanging_up_is_noticed_while_much_waits_to_be_sent() -> None:
+    """Within a few turns, also where no event has to be waited for."""
+    sent: list[Message] = []
+    gone = asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        gone.set()
+
+    async def rest() -> AsyncGenerator[bytes]:
+        for _ in range(1000):
+            yield b"data: {}\n\n"
+
+    asyncio.run(EventStream(b"data: {}\n\n", rest())({"type": "http"}, receive, send))
+    assert 2 < len(sent) < 10 * TURN
 
 
 def test_half_a_request_harms_nobody(null_server: Server) -> None:

@@ -18,7 +18,7 @@ from processes import Server, serve
 OTHERS = 30
 """Examples for a route with a parameter alone. One without any has a single example."""
 
-HANG_S = 20
+HANG_S = 60
 SHARE = 0.3
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
           "response_headers_conformance", "negative_data_rejection")  # fmt: skip

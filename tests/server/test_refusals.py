@@ -1,5 +1,6 @@
 """Nothing is ignored: every field that has no effect yet is refused by name, and every wrong value too."""
 
+import json
 from typing import Any
 
 import httpx
@@ -32,7 +33,8 @@ WRONG = [
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 10**6),
     ("truncation_side", "left"), ("truncation_side", "middle"), ("request_id", ""), ("request_id", "a b"),
     ("skip_special_tokens", "yes"), ("return_token_ids", 1), ("add_special_tokens", "no"),
-    ("priority", "high"), ("cache_salt", 5), ("user", 5),
+    ("priority", "high"), 
+    ("cache_salt", 5), ("user", 5),
 ]  # fmt: skip
 
 BODIES = {
@@ -170,6 +172,24 @@ def test_nested_too_deep(null_server: Server, path: str) -> None:
         response = httpx.post(f"{null_server.base_url}{path}", content=raw, timeout=10)
         assert response.status_code == 400
         assert ("128 levels" in response.text) != passes
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"priority": 2**64},
+        {"priority": -(2**63) - 1},
+        {"guided_json": {"type": "integer", "maximum": 2**70}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"maximum": [{"x": 2**64}]}}}]},
+    ],
+)
+def test_integers_of_more_than_64_bits(null_server: Server, asked: dict[str, Any]) -> None:
+    """Nothing on the way to the engine takes them."""
+    path = "/v1/chat/completions"
+    response = null_server.client.post(path, content=json.dumps(BODIES[path] | asked))
+    [field] = asked
+    refused(response, field, f"{field} has the integer", "64 bits")
+    assert null_server.post(path, BODIES[path] | {"seed": 2**64 - 1, "priority": -(2**63)}).status_code == 200
 
 
 def test_a_body_without_end(null_server: Server) -> None:

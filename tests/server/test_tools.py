@@ -17,6 +17,15 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
+
+
+def tool_of(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+WIZARD, LIST = tool_of({"type": "wizard"}), tool_of({"type": ["array", "null"]})
+NOTHING = tool_of({"properties": {"a": {"type": "wizard"}}})
+OR_NULL = tool_of({"type": ["object", "null"], "maxProperties": 0})
 ADD = {
     "name": "add",
     "parameters": {
@@ -28,7 +37,6 @@ ADD = {
 }
 TOOLS = [{"type": "function", "function": function} for function in (WEATHER, ADD)]
 SCHEMAS = {function["name"]: function["parameters"] for function in (WEATHER, ADD)}
-WIZARD = {"type": "function", "function": {"name": "f", "parameters": {"type": "wizard"}}}
 SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "add", "schema": ADD["parameters"]}}
 ASK = {
     "model": "smollm2",
@@ -154,10 +162,11 @@ def test_tools_are_in_the_prompt_unless_none_may_be_called(null_server: Server, 
 
 
 def test_calls_and_answers_of_earlier_turns_are_in_the_prompt(null_server: Server, smollm2: Any) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    function = {"name": "add", "arguments": '{"a": 1, "b": 2}', "parsed_arguments": {"a": 7}}
+    call = {"id": "call_1", "type": "function", "function": function}
     messages = [
         *ASK["messages"],
-        {"role": "assistant", "content": None, "tool_calls": [call, {**call, "id": "call_2"}]},
+        {"role": "assistant", "content": None, "parsed": [7], "tool_calls": [call, {**call, "id": "call_2"}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "3"},
         {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "three"}]},
     ]
@@ -167,6 +176,12 @@ def test_calls_and_answers_of_earlier_turns_are_in_the_prompt(null_server: Serve
     assert f"assistant\n{written}\n{written}<|im_end|>" in text
     answers = "<tool_response>\n3\n</tool_response>\n<tool_response>\nthree\n</tool_response>"
     assert f"user\n{answers}<|im_end|>" in text
+
+
+def test_arguments_are_an_object_even_where_they_may_be_null(null_server: Server) -> None:
+    choice = post(null_server, tools=[OR_NULL], tool_choice="required", parallel_tool_calls=False, temperature=0)
+    [call] = choice["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["arguments"] == "{}"
 
 
 def test_a_stop_string_does_not_cut_a_call(null_server: Server) -> None:
@@ -208,17 +223,20 @@ def test_openai_client(null_server: Server) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"tool_choice": "maybe"}, "tool_choice", "tool_choice"),
+    ({"tool_choice": "maybe"}, "tool_choice", "tool_choice is \"maybe\": Input should be 'none', 'auto' or 'required'"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "tool_choice.function is missing"),
     ({"tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice", "get_weather, add"),
     ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "'get_weather'"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "name"),
     ({"tools": [{"type": "web_search"}]}, "tools", "function"),
-    ({"tools": [WIZARD]}, "tools", "enforced"),
+    ({"tools": [NOTHING]}, "tools", "enforced"),
+    ({"tools": [WIZARD]}, "tools", 'parameters has the type "wizard": arguments are an object'),
+    ({"tools": [LIST]}, "tools", "arguments are an object"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]}, "tools", "enforced"),
     ({"tools": TOOLS[:1] * 129}, "tools", "128"),
     ({"response_format": {"type": "json_object"}, "tool_choice": "required"}, "response_format", "auto"),
-    ({"response_format": SCHEMA_FORM, "tools": [WIZARD]}, "tools", "tools cannot be enforced"),
+    ({"response_format": SCHEMA_FORM, "tools": [NOTHING]}, "tools", "tools cannot be enforced"),
     ({"guided_regex": "("}, "guided_regex", "guided_regex regex cannot be enforced"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages", "function"),
     (

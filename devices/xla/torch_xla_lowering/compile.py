@@ -49,11 +49,11 @@ class Graph:
         wait_device_ops()
         for i in donated:
             _XLAC._set_buffer_donation(inputs[i], True)
-        # Both ids of a tensor that is written to change.
-        by_id = {_XLAC._xla_get_tensor_id(x): i for i, x in enumerate(inputs)}
-        places = {_XLAC._unique_id_for_ir_and_data(x): i for i, x in enumerate(inputs)}
+        by_id = {_XLAC._xla_get_tensor_id(x): i for i, x in enumerate(inputs)}  # of what is written to, it changes
         self._structure, found = _recorded(call)
         # A result is an input as it was, or computed; several may be one.
+        written = _XLAC._check_tensor_need_materialization(inputs)
+        places = {_XLAC._unique_id_for_ir_and_data(x): i for i, x in enumerate(inputs) if not written[i]}
         computed: list[torch.Tensor] = []
         self._places: list[int] = []
         for x in found:
@@ -126,7 +126,7 @@ class CompiledFunction:
             return self._function(*(tree.put(structure, each) for structure in structures))
 
         self._graph = Graph(call, inputs, self._donated(args))
-        results, self._graph.results = self._graph.results, None
+        results, self._graph.results = self._graph.results, None  # they take memory
         return results
 
     def _donated(self, args: tuple[Any, ...]) -> list[int]:

@@ -110,10 +110,11 @@ def extras_of(widest: int | None, **asked: Any) -> Any:
 
 def test_extras_have_one_shape_where_steps_are_compiled() -> None:
     each = [{"logit_bias": {3: 1.0}}, {"frequency_penalty": 1.0}, {"min_p": 0.5}, {"bad_ids": [[4]]}, {"logprobs": 2}]
+    each += [{"logprobs": 0, "logprob_ids": [3, 4]}]
     shapes = set()
     for asked in each:
         e = extras_of(64, **asked)
-        shapes.add(str([t.shape for t in (*e.bias, *e.penalties, e.mask, e.min_p)]))
+        shapes.add(str([t.shape for t in (*e.bias, *e.penalties, e.mask, e.min_p, e.named)]))
         assert e.num_logprobs in (None, 20)
         assert [t.shape for t in (e.bias[0], e.penalties[0], e.mask)] == [(3, MAX_BIAS), (3, 64), (3, 3)]
         small = extras_of(None, **asked)
@@ -169,6 +170,7 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         "prompt_logprobs": rng.choice([None, None, 1]),
         "structured": rng.choice([None, None, None, Structured("regex", "[a-z ]*")]),
     }
+    asked["logprob_token_ids"] = () if asked["logprobs"] is None else rng.choice([(), (5,), (6, 7, 8)])
     return SamplingParams(
         temperature=rng.choice([0.0, 0.0, 1.0]), seed=rng.getrandbits(40), max_tokens=rng.randint(1, 9), **asked
     )

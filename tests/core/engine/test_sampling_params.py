@@ -109,6 +109,16 @@ def test_min_tokens_puts_off_the_end(generate):
     assert stop not in later.token_ids[:10]
 
 
+def test_logprobs_of_tokens_by_id(generate):
+    """Behind the likeliest, and equal to what a report of more tokens says of them."""
+    asked = {"temperature": 1.0, "seed": 5}
+    wide = generate(logprobs=20, **asked).logprobs[0]
+    ids = (wide.top_ids[7], wide.top_ids[1], wide.top_ids[19])
+    named = generate(logprobs=2, logprob_token_ids=ids, **asked).logprobs[0]
+    assert named.top_ids == [*wide.top_ids[:2], ids[0], ids[2]]
+    assert named.top_logprobs == [*wide.top_logprobs[:2], wide.top_logprobs[7], wide.top_logprobs[19]]
+
+
 def test_logprobs_of_drawn_tokens(generate, llm, device, tiny_llama_dir):
     out = generate(logprobs=3, temperature=1.0, seed=5)
     assert len(out.logprobs) == NUM

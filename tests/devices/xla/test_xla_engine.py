@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.kernels.table import TABLE
 from core.request import Structured
-from devices.xla.lowering import Way, choose, versions
+from tests.devices.xla.ways import counter_of_compilations, through_jax
 
 pytestmark = pytest.mark.heavy
 REFERENCES = {row.name: "reference" for row in TABLE.values() if row.reader is None}
@@ -94,31 +94,6 @@ def random_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
         temperature=rng.choice([0.0, 1.0]), max_tokens=rng.randint(1, 12), structured=structured, **asked
     )
     return rng.choices(range(3, 384), k=rng.choice([1, 2, 8, 30, 90, 300])), sampling
-
-
-def through_jax() -> bool:
-    """Whether it is that way that is installed here."""
-    way = choose(versions())
-    assert isinstance(way, Way), way
-    return way.extension == "torchax"
-
-
-def counter_of_compilations() -> Callable[[], int]:
-    """How many there were so far, as the compiler's library counts them."""
-    if not through_jax():
-        from torch_xla.debug.metrics import counter_value
-
-        return lambda: counter_value("UncachedCompile") or 0
-    import jax.monitoring
-
-    compiled: list[str] = []
-
-    def listen(event: str, seconds: float, **more: Any) -> None:
-        if "compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return lambda: len(compiled)
 
 
 def test_a_thousand_requests_compile_nothing(tiny_llama_dir: Path) -> None:
