@@ -34,7 +34,7 @@ serve: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -m "not heavy" -n 2 --dist loadfile $(ARGS)
 
-test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM) $(CLIENTS) $(SUITE)
+test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM) $(CLIENTS) $(SUITE) $(TORCH_XLA)
 	$(BIN)/pytest -m heavy -n 2 --dist loadfile $(ARGS)
 	$(MAKE) test-torch-xla
 

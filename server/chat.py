@@ -114,7 +114,7 @@ class Desk:
         if not self._dialect.tools.open:
             raise RequestError(
                 f"{body.form.field} asks for a form, and calls written as {self._dialect.tools.name} have no mark that "
-                'tells them from one: send tool_choice "none" or "required", or leave the form out',
+                'tells them from one: send tool_choice "none", or leave the form out',
                 body.form.field,
             )
 

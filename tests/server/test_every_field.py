@@ -214,7 +214,7 @@ def test_a_field_has_an_effect(curious_server: Server, path: str, field: str) ->
 
 @pytest.mark.parametrize(("path", "field"), FIELDS)
 def test_a_wrong_value_is_named(curious_server: Server, path: str, field: str) -> None:
-    wrong = {"type": "wizard"} if field in ("guided_json", "response_format") else {"wizard": 1}
+    wrong = {"type": "wizard"} if field in ("guided_json", "response_format", "tool_choice") else {"wizard": 1}
     response = curious_server.post(path, PLAIN | PROMPTS[path] | {field: wrong})
     assert response.status_code == 400
     error = response.json()["error"]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch_xla.core import xla_op_registry
 from torch_xla.core.xla_builder import Type
+from torch_xla.core.xla_model import optimization_barrier_
 
 _reinterpret = xla_op_registry.register("reinterpret", lambda x, to_type: x.bitcast(to_type))
 _TYPES = {
@@ -33,7 +34,9 @@ def _view(x: torch.Tensor, *shape: Any) -> torch.Tensor:
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Rounded once, after the bias is added. The weight comes first: with few rows, XLA is faster so on processors."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    y = (weight.to(wide) @ x.to(wide).mT).mT
+    product = weight.to(wide) @ x.to(wide).mT
+    optimization_barrier_([product])  # else XLA turns it around again
+    y = product.mT
     return (y if bias is None else y + bias.to(wide)).to(x.dtype)
 
 
