@@ -19,7 +19,7 @@ import openai
 import psutil
 
 CORE = str(Path(sys.executable).parent / "core")
-START_S = 120
+START_S = 300
 STOP_S = 20
 
 _COMMON_LABELS = re.compile(r'engine="0",?|model_name="[^"]*",?')

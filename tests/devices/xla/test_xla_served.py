@@ -11,7 +11,7 @@ import pytest
 from core import LLM, SamplingParams
 from tests.server.processes import Server, serve
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 MARGIN = 0.01  # float32: how far apart the two best logits must be for the text to be certain
 NUM_TOKENS = 16
 LONG = "It was a bright cold day in April, and the clocks were striking thirteen. " * 20
