@@ -240,4 +240,4 @@ def _logprobs_topk(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[tor
 def spec_verify(draft_ids: torch.Tensor, sampled_ids: torch.Tensor) -> torch.Tensor:
     """How many drafts [S, K] (-1 pads) agree with the ids sampled [S, K + 1], from the left: [S] int32."""
     agree = (draft_ids == sampled_ids[:, :-1]) & (draft_ids >= 0)
-    return agree.int().cumprod(-1).sum(-1).int()
+    return ((~agree).cumsum(-1) == 0).sum(-1).int()

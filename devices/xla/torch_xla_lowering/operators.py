@@ -47,6 +47,13 @@ def _max(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(x.isnan().any(dim), float("nan"), top), place
 
 
+def _shifted_right(x: torch.Tensor, by: torch.Tensor | int) -> torch.Tensor:
+    """Rounded down; torch_xla's rounds to 0, and takes no two dtypes."""
+    x = x.to(torch.result_type(x, by))
+    by = by.to(x.dtype) if isinstance(by, torch.Tensor) else by
+    return torch.where(x < 0, ~(~x >> by), x >> by)
+
+
 def _searchsorted(edges: torch.Tensor, values: torch.Tensor, *, right: bool = False) -> torch.Tensor:
     """How many edges [E] lie before each value."""
     before = edges <= values[..., None] if right else edges < values[..., None]
@@ -74,6 +81,7 @@ _OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.gelu: _rounded_once(F.gelu),
     torch.logaddexp: _logaddexp,
     torch.searchsorted: _searchsorted,
+    torch.Tensor.__rshift__: _shifted_right,
     torch.Tensor.max: _max,
     torch.Tensor.view: _view,
 }
