@@ -124,6 +124,7 @@ class ChatBody(Body, ToolFields):
     echo                    with continue_final_message: the answer starts with the message that it continues
     continue_final_message  the answer goes on where the last message, an assistant's, ends
     include_reasoning       false: reasoning is not shown
+    separate_reasoning      false: it is shown as it was written, at the begin of the content
     thinking_token_budget   tokens of reasoning, after which its end is forced
     """
 
@@ -141,6 +142,7 @@ class ChatBody(Body, ToolFields):
     echo: bool | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
     thinking_token_budget: Annotated[Int, Field(ge=0)] | None = None
 
     @field_validator("top_logprobs")

@@ -14,7 +14,7 @@ import msgspec
 from core.engine.output import TextOutput
 from core.model.tokenizer import StopStrings, Tokenizer
 from core.request import Logprobs, SamplingParams, SequenceOutput
-from server.reasoning import ReasoningFormat, ReasoningParser, Start
+from server.reasoning import ReasoningFormat, ReasoningParser, Start, Thought
 from server.tools.format import Argued, Called, CallParser, Event, Said, ToolFormat
 
 
@@ -72,12 +72,14 @@ class Parsers:
 
     start        where outputs begin
     beside_form  calls are all of an answer, or there are none
+    together     reasoning is shown as it was written, at the begin of the content
     """
 
     reasoning: ReasoningFormat | None = None
     start: Start = Start.ANSWER
     tools: ToolFormat | None = None
     beside_form: bool = False
+    together: bool = False
 
     def open(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: list[int]) -> Reader:
         """A reader of one output."""
@@ -98,6 +100,7 @@ class ParsingReader(Reader):
         whole = msgspec.structs.replace(sampling, stop=())
         self._text = TextOutput(tokenizer, whole, prompt_ids, parsers.kept_ids(tokenizer))
         self._thoughts = ReasoningParser(parsers.reasoning, parsers.start) if parsers.reasoning else None
+        self._together = parsers.together
         self._calls = CallParser(parsers.tools, parsers.beside_form) if parsers.tools else None
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
         self._new_id = parsers.tools.new_id if parsers.tools else str
@@ -105,9 +108,10 @@ class ParsingReader(Reader):
 
     def push(self, output: SequenceOutput) -> Read:
         read = super().push(output)
-        answer = self._without_thoughts(read) if self._thoughts else read.content
+        answer, read.content = read.content, ""
+        if self._thoughts:
+            answer = self._without_thoughts(answer, read)
         events = self._events(answer, read.finish_reason is not None)
-        read.content = ""
         matched = self._show(events, read)
         if matched is None and read.finish_reason is not None:
             rest, matched = self._stops.flush()
@@ -118,11 +122,11 @@ class ParsingReader(Reader):
             read.finish_reason = "tool_calls"
         return read
 
-    def _without_thoughts(self, read: Read) -> str:
-        """Moves reasoning to its place. Returns the rest of the text."""
+    def _without_thoughts(self, text: str, read: Read) -> str:
+        """Puts reasoning in its place. Returns the rest of the text."""
         assert self._thoughts
         was_in = self._thoughts.in_reasoning
-        read.reasoning, answer = self._thoughts.push(read.content)
+        found = self._thoughts.push(text)
         self._num_undecided += len(read.token_ids)
         if was_in or self._thoughts.in_reasoning:
             read.num_reasoning, self._num_undecided = self._num_undecided, 0
@@ -130,8 +134,12 @@ class ParsingReader(Reader):
             self._num_undecided = 0
         if read.finish_reason is not None:
             rest = self._thoughts.finish()
-            read.reasoning, answer = read.reasoning + rest.reasoning, answer + rest.answer
-        return answer
+            found = Thought(*(begin + end for begin, end in zip(found, rest, strict=True)))
+        if self._together:
+            read.content = found.written
+        else:
+            read.reasoning = found.reasoning
+        return found.answer
 
     def _events(self, answer: str, is_last: bool) -> Iterable[Event]:
         if self._calls is None:

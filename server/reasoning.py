@@ -79,10 +79,11 @@ REASONING = {each.name: each for each in (DEEPSEEK_R1, QWEN3)}
 
 
 class Thought(NamedTuple):
-    """What a piece of text adds."""
+    """What a piece of text adds. `written` is all that stands before the answer, with its marks and line breaks."""
 
     reasoning: str
     answer: str
+    written: str = ""
 
 
 class ReasoningParser:
@@ -108,16 +109,16 @@ class ReasoningParser:
         return self._state == self._mark
 
     def push(self, text: str) -> Thought:
-        self._text += text
+        whole = self._text = self._text + text
         reasoning = answer = ""
         while (more := self._state()) is not None:
             reasoning, answer = reasoning + more.reasoning, answer + more.answer
-        return Thought(reasoning, answer)
+        return Thought(reasoning, answer, whole[: len(whole) - len(self._text) - len(answer)])
 
     def finish(self) -> Thought:
         """The rest, when no more text will come."""
         rest, self._text = self._text, ""
-        return Thought(rest, "") if self._state in (self._blank, self._inside) else Thought("", rest)
+        return Thought(rest, "", rest) if self._state in (self._blank, self._inside) else Thought("", rest)
 
     # States. Each reads what it can; None: it needs more text.
 

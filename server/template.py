@@ -66,7 +66,8 @@ def _parsers(body: ChatBody, dialect: Dialect, text: str, template: str, calls: 
         start = dialect.reasoning.inside_of(body.messages[-1].content or "")
     else:
         start = dialect.reasoning.start(text, template)
-    return replace(found, reasoning=dialect.reasoning, start=start)
+    together = body.separate_reasoning is False and body.include_reasoning is not False
+    return replace(found, reasoning=dialect.reasoning, start=start, together=together)
 
 
 def _template(body: ChatBody, dialect: Dialect) -> str:

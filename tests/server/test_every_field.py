@@ -82,6 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "documents": ({}, [{"text": "one"}]),
     "reasoning_effort": ({}, "low"),
     "include_reasoning": (INSIDE, False),
+    "separate_reasoning": (INSIDE, False),
     "thinking_token_budget": (INSIDE, 2),
     "response_format": ({}, {"type": "json_schema", "json_schema": {"name": "x", "schema": RED}}),
     "structured_outputs": ({}, {"choice": ["red"]}),

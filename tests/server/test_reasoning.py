@@ -84,6 +84,21 @@ def test_reasoning_in_both_names(server: Server, ending: dict[str, Any]) -> None
     assert both["content"] in CHOICE
 
 
+@pytest.mark.parametrize("more", [{}, {"chat_template": INSIDE}, {"guided_choice": CHOICE}, {"stop": ["</"]}])
+def test_reasoning_in_the_content(server: Server, smollm2: Any, more: dict[str, Any]) -> None:
+    """As it was written, streamed and whole; stop strings still count after it alone."""
+    asked = {"max_tokens": 40, "thinking_token_budget": 7, **more}
+    found = message(server, separate_reasoning=False, **asked)
+    assert "reasoning" not in found
+    answer = post(server, return_token_ids=True, **asked)["choices"][0]
+    text = smollm2.tokenizer().decode(answer["token_ids"])
+    assert found["content"] == text
+    assert text.endswith(answer["message"]["content"])
+    assert "</think>" in text
+    hidden = message(server, separate_reasoning=False, include_reasoning=False, **asked)
+    assert hidden["content"] == answer["message"]["content"]
+
+
 def test_reasoning_tokens_are_counted(server: Server, ending: dict[str, Any]) -> None:
     def tokens(**more: Any) -> tuple[int, int]:
         usage = post(server, **more)["usage"]

@@ -11,7 +11,7 @@ LATER = {
     "audio": {"voice": "a"}, "best_of": 2, "data_parallel_rank": 0, "function_call": "auto",
     "functions": [{"name": "f"}], "guided_whitespace_pattern": " ", "kv_transfer_params": {}, "length_penalty": 2,
     "metadata": {"a": "b"}, "modalities": ["audio"], "prediction": {"type": "content"},
-    "prompt_cache_key": "k", "safety_identifier": "u", "separate_reasoning": False, "service_tier": "flex",
+    "prompt_cache_key": "k", "safety_identifier": "u", "service_tier": "flex",
     "session_id": "s", "store": True, "suffix": "x", "use_beam_search": True,
     "verbosity": "low", "web_search_options": {},
 }  # fmt: skip
@@ -19,8 +19,8 @@ LATER = {
 OF_CHATS = {
     "add_generation_prompt": False, "chat_template": "{{ x }}", "chat_template_kwargs": {"a": 1},
     "continue_final_message": True, "documents": [{"text": "x"}], "include_reasoning": False,
-    "parallel_tool_calls": False, "reasoning_effort": "low", "thinking_token_budget": 5, "tool_choice": "auto",
-    "tools": [{"type": "function", "function": {"name": "f"}}], "top_logprobs": 2,
+    "parallel_tool_calls": False, "reasoning_effort": "low", "separate_reasoning": False, "thinking_token_budget": 5,
+    "tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "f"}}], "top_logprobs": 2,
 }  # fmt: skip
 """Which completions have not."""
 
