@@ -92,9 +92,11 @@ def test_what_it_says_and_shows(page: Page, certified: Path) -> None:
     assert background == "rgb(42, 127, 98)", "green: it passed"
     shown = page.locator("figure").evaluate_all("all => all.map(e => e.id)")
     expected = list(PICTURES) if verdict.inner_text() == "PASSED" else ["roofline", "rho"]
+    least = dict.fromkeys(PICTURES, 10)
     more = verify.read(certified).extra
-    if verdict.inner_text() == "PASSED" and more and not more.standing.rho:
-        expected.remove("rho")  # the machine was not quiet: no case counts
+    if verdict.inner_text() == "PASSED" and more:
+        least["rho"] = min(10, len(more.standing.rho))  # the machine was not quiet: few cases count, or none
+    expected = [name for name in expected if least[name]]
     assert shown == expected
     for name in shown:
         box = page.locator(f"figure#{name} svg").bounding_box()
@@ -102,7 +104,7 @@ def test_what_it_says_and_shows(page: Page, certified: Path) -> None:
         assert box["width"] > 300
         assert box["height"] > 60, name
         marks = page.locator(f"figure#{name} svg path").count()
-        assert marks > 10, name
+        assert marks > least[name], name
 
 
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
