@@ -41,8 +41,8 @@ test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM) $(CLIENTS) $(SUITE) $(TORC
 test-torch-xla: $(TORCH_XLA)
 	$(TORCH_XLA_PIP) -e .
 	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m heavy tests/devices/xla
-	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m "not heavy" -n 2 --dist loadfile tests/test_torch_names.py tests/core/kernels \
-		tests/core/model tests/core/plugin tests/devices/xla
+	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m "not heavy" -n 2 --dist loadfile tests/test_torch_names.py tests/core \
+		tests/devices/xla
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
