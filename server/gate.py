@@ -58,7 +58,6 @@ class Gate:
         self._record = record
         self._clock = clock or SystemClock()
         self._live: dict[str, Live] = {}
-        self._unstarted: dict[str, Live] = {}
 
     def healthy(self) -> str | None:
         return self._client.healthy()
@@ -70,12 +69,10 @@ class Gate:
         """As the client's. Raises: CapacityError when too much waits already."""
         self._check_room(request)
         live = self._live[request.request_id] = Live(request.arrival_s, len(request.prompt_ids))
-        self._unstarted[request.request_id] = live
         note, now_s = self._record.note, self._clock.now_s
         try:
             async with aclosing(self._client.add(request)) as outputs:
                 async for output in outputs:
-                    self._unstarted.pop(request.request_id, None)
                     note(live, output, now_s())
                     yield output
         except DeviceError:
@@ -83,7 +80,6 @@ class Gate:
             raise
         finally:
             del self._live[request.request_id]
-            self._unstarted.pop(request.request_id, None)
             self._record.ended(live, current.get())
 
     async def embed(self, request: Request) -> SequenceOutput:
@@ -99,8 +95,9 @@ class Gate:
         limits = self._limits
         if limits.queued_reqs is None and limits.queued_tokens is None:
             return
+        unstarted = [live for live in self._live.values() if not live.first_s]
         # What the engine said last may be of requests that have gone since.
-        told = min(self._client.last_beat.num_waiting, len(self._unstarted))
+        told = min(self._client.last_beat.num_waiting, len(unstarted))
         num_seqs = self._client.info.max_num_seqs
         waiting = max(len(self._live) + 1 - num_seqs, told + 1 if told else 0)
         if waiting <= 0:
@@ -110,7 +107,7 @@ class Gate:
         if limits.queued_tokens is None:
             return
         # The last ones to come are those that wait.
-        last = islice(reversed(self._unstarted.values()), waiting - 1)
+        last = islice(reversed(unstarted), waiting - 1)
         tokens = len(request.prompt_ids) + sum(live.num_prompt for live in last)
         if tokens > limits.queued_tokens:
             raise self._full(f"{tokens} prompt tokens", f"--max-num-queued-tokens {limits.queued_tokens}", waiting)

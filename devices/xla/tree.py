@@ -7,7 +7,7 @@ what is neither of these can be.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,8 +57,13 @@ def put(structure: Any, leaves: Iterator[Any]) -> Any:
     return structure.kind(**dict(zip(structure.names, children, strict=True)))
 
 
-def count(tree: Any) -> int:
-    """How many tensors there are in `tree`."""
+def places(args: Sequence[Any], given: Sequence[int]) -> list[int]:
+    """Where the tensors of the arguments at the positions `given` are, among those of all arguments."""
+    found: list[int] = []
     leaves: list[torch.Tensor] = []
-    take(tree, leaves)
-    return len(leaves)
+    for position, arg in enumerate(args):
+        first = len(leaves)
+        take(arg, leaves)
+        if position in given:
+            found += range(first, len(leaves))
+    return found

@@ -50,19 +50,11 @@ class CompiledFunction:
         return tree.put(self._results, map(tensor, results))
 
     def _compiled(self, args: tuple[Any, ...], structures: list[Any], inputs: list[Any]) -> Any:
-        donated: list[int] = []
-        first = 0
-        for position, arg in enumerate(args):
-            num = tree.count(arg)
-            if position in self._given:
-                donated += range(first, first + num)
-            first += num
-
         def traced(*arrays: jax.Array) -> list[jax.Array]:
             found, self._results = traced_call(self._function, structures, arrays)
             return found
 
-        return jax.jit(traced, donate_argnums=tuple(donated)).lower(*inputs).compile()
+        return jax.jit(traced, donate_argnums=tuple(tree.places(args, self._given))).lower(*inputs).compile()
 
 
 def traced_call(function: Callable[..., Any], structures: Any, arrays: Any) -> tuple[list[jax.Array], Any]:

@@ -125,19 +125,9 @@ class CompiledFunction:
             each = iter(inputs)
             return self._function(*(tree.put(structure, each) for structure in structures))
 
-        self._graph = Graph(call, inputs, self._donated(args))
+        self._graph = Graph(call, inputs, tree.places(args, self._given))
         results, self._graph.results = self._graph.results, None  # they take memory
         return results
-
-    def _donated(self, args: tuple[Any, ...]) -> list[int]:
-        donated: list[int] = []
-        first = 0
-        for position, arg in enumerate(args):
-            num = tree.count(arg)
-            if position in self._given:
-                donated += range(first, first + num)
-            first += num
-        return donated
 
 
 class Row:
