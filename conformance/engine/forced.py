@@ -72,7 +72,16 @@ class Forced:
         num_pages = self.num * self._pages(self.length)
         config = msgspec.structs.replace(config, num_kv_blocks=num_pages + 1)
         self.runner = open_runner(self.assembly, config, eager=self.eager)
+        if self.eager or self.assembly.facts.shapes.dynamic:
+            self._poison()
         self._free = np.random.Philox(key=num_pages).random_raw(num_pages).argsort() + 1
+
+    def _poison(self) -> None:
+        """Every bit of the cache set: NaN, or -1. Fresh memory may hold the entries of a run before: right by luck."""
+        device = self.assembly.device
+        for plane in (plane for group in self.runner.kv for planes in group for plane in planes):
+            ones = torch.full((plane.numel() * plane.element_size(),), 0xFF, dtype=torch.uint8)
+            device.h2d(plane, ones.view(plane.dtype).view(plane.shape)).synchronize()
 
     @property
     def plan(self) -> Plan:

@@ -184,7 +184,7 @@ class Runner:
         self._compiled = CompiledStep(step, device) if compiles else None
         self._step = self._compiled or step
         self.weights = weights
-        self._kv = kv
+        self.kv = kv  # per group, per layer: its planes
         self._rows = Rows(num_rows, max_blocks, len(kv))
         self._packer = Packer(
             device,
@@ -210,7 +210,7 @@ class Runner:
         """Start one step."""
         self._rows.apply(plan)
         x = self.pack(plan)
-        logits_LV, hidden_LE, self._kv = self._step.forward(self.weights, x, self._last_ids, self._kv)
+        logits_LV, hidden_LE, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         ids_L, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
@@ -262,9 +262,9 @@ class Runner:
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """On a device that compiles, compile every shape there can be; `progress` gets shapes done, and in all."""
         if self._compiled:
-            state = self.weights, self._last_ids, self._kv
+            state = self.weights, self._last_ids, self.kv
             tell = progress or (lambda done, total: None)
-            self._last_ids, self._kv = warm_up(self._compiled, self._packer, *state, tell)
+            self._last_ids, self.kv = warm_up(self._compiled, self._packer, *state, tell)
             self._device.synchronize()
 
     @property
@@ -287,7 +287,7 @@ class Runner:
         """
         self._rows.apply(plan)
         x = self.pack(plan)
-        logits_LV, _, self._kv = self._step.forward(self.weights, x, self._last_ids, self._kv)
+        logits_LV, _, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         _, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         host_LV = self._device.host_empty(tuple(logits_LV.shape), logits_LV.dtype)
         self._device.d2h(host_LV, logits_LV).synchronize()
