@@ -56,6 +56,8 @@ def test_every_python_file_of_the_tree_is_in_the_wheel(wheel: Path) -> None:
         for p in (ROOT / top).rglob("*.py")
     }
     assert tree <= names
+    assert "devices/cpu/native/libcore_cpu.so" in names
+    assert wheel.name.split("-")[2:4] == ["py3", "none"]  # no Python, and no torch, that it would be tied to
     assert "server/page/index.html" in names
 
 

@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from core.errors import DeviceError
+from core.errors import ConfigError, DeviceError
 from core.plugin import Device, DeviceFacts, Memory, Unavailable
 from devices.cpu import machine
 from devices.cpu.heap import mapped_apart
+from devices.cpu.native.library import find_native
 
 if TYPE_CHECKING:
     import torch
@@ -29,13 +30,17 @@ class CpuDevice(Device):
         if _release(installed) < OLDEST_TORCH:
             oldest = ".".join(map(str, OLDEST_TORCH))
             return Unavailable(f"torch {installed} is older than {oldest}: install torch {oldest} or later")
+        try:
+            native = find_native()
+        except ConfigError as error:
+            return Unavailable(str(error))
         sets = machine.instruction_sets()
         # Without instructions for it, bfloat16 is emulated, and slower than float32.
         fast_bf16 = machine.BF16_SETS.intersection(sets)
         return DeviceFacts(
             name="cpu",
             torch_device_type="cpu",
-            arch=f"{machine.model_name()} ({', '.join(sets) or 'instruction sets unknown'})",
+            arch=f"{machine.model_name()} ({', '.join(sets) or 'instruction sets unknown'}); {native.describe()}",
             count=1,
             memory_bytes=machine.memory_bytes()[1],
             dtypes=("bfloat16", "float32", "float16") if fast_bf16 else ("float32", "bfloat16", "float16"),

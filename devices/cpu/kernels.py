@@ -6,6 +6,8 @@ from core.kernels.dtypes import TORCH_DTYPES
 from core.kernels.row import Implementation, Kernel
 from core.plugin import DeviceFacts, Support
 from devices.cpu import attention, dense, invariant, kv, packed, plan, sampling
+from devices.cpu.native.library import find_native
+from devices.cpu.native.linear import LinearKernels, linear
 
 _KERNELS: dict[str, Kernel] = {
     "linear": dense.linear,
@@ -39,7 +41,7 @@ _INVARIANT: dict[str, Kernel] = {
 
 
 def implementations(facts: DeviceFacts) -> list[Implementation]:
-    """The kernels of providers "cpu" and "cpu-invariant", in the dtypes that `facts` states."""
+    """The kernels of providers "cpu-native", "cpu" and "cpu-invariant", in the dtypes that `facts` states."""
     dtypes = frozenset(facts.dtypes)
     assert dtypes <= TORCH_DTYPES.keys()
 
@@ -54,7 +56,20 @@ def implementations(facts: DeviceFacts) -> list[Implementation]:
 
     fast = [one(row, kernel, "cpu", row not in _BATCH_DEPENDENT) for row, kernel in _KERNELS.items()]
     same = [one(row, kernel, "cpu-invariant", True) for row, kernel in _INVARIANT.items()]
-    return fast + _packed() + same
+    return _native() + fast + _packed() + same
+
+
+def _native() -> list[Implementation]:
+    """What the compiled library has, for the variant that this process uses."""
+    variant = find_native().variant
+    if variant is None:
+        return []
+    made = LinearKernels(variant)
+    support = Support(
+        dtypes=frozenset({"bfloat16"}), schemes=frozenset({"dense", "q4_1"}), graph_safe=True, batch_invariant=True
+    )
+    rows: dict[str, Kernel] = {"linear": linear, "pack_weight": made.pack_weight}
+    return [Implementation(row, kernel, "cpu-native", support) for row, kernel in rows.items()]
 
 
 def _packed() -> list[Implementation]:

@@ -1,4 +1,4 @@
-"""The CPU plugin: the host processor, with kernels made of torch's own operators."""
+"""The CPU plugin: the host processor, with compiled kernels and others made of torch's own operators."""
 
 from __future__ import annotations
 

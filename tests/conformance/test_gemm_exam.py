@@ -90,14 +90,15 @@ def test_numbers_are_cut_and_rounded() -> None:
 @pytest.mark.parametrize("row", ["linear", "quant_act"])
 def test_the_cpu_passes(row: str) -> None:
     target = open_target("cpu")
-    assert target.providers(row) == (["cpu", "cpu-invariant"] if row == "linear" else [REFERENCE])
+    assert target.providers(row) == (["cpu-native", "cpu", "cpu-invariant"] if row == "linear" else [REFERENCE])
     for provider in target.providers(row):
         assert not failures(row, target, provider)
     assert not failures(row, host_target(), REFERENCE)
 
 
-def test_the_cpu_packs() -> None:
-    assert not failures("pack_weight", open_target("cpu"), "cpu")
+@pytest.mark.parametrize("provider", ["cpu-native", "cpu"])
+def test_the_cpu_packs(provider: str) -> None:
+    assert not failures("pack_weight", open_target("cpu"), provider)
 
 
 def test_limits_and_schemes_that_are_claimed_are_tried() -> None:

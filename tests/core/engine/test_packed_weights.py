@@ -40,11 +40,12 @@ def test_the_reference_computes_the_same_bits(path):
         assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_native_kernels_are_as_close_as_bfloat16_is(path, ranks):
+@pytest.mark.parametrize(("ranks", "provider"), [(1, "cpu-native"), (2, "cpu-native"), (1, "cpu"), (2, "cpu")])
+def test_native_kernels_are_as_close_as_bfloat16_is(path, ranks, provider):
     exact, _ = runs(path, dtype="float32")
-    packed, providers = runs(path, dtype="bfloat16", weights="packed", tensor_parallel_size=ranks)
-    assert providers == {"cpu"}
+    options = {"tensor_parallel_size": ranks, "kernels": {"linear": provider}}
+    packed, providers = runs(path, dtype="bfloat16", weights="packed", **options)
+    assert providers == {provider}
     for one, other in zip(exact, packed, strict=True):
         assert (one.logits[0] - other.logits[0]).abs().max() <= BFLOAT16
 
@@ -53,6 +54,6 @@ def test_refused_by_name(path, tiny_llama_dir):
     with pytest.raises(ConfigError, match=r"no weight of .* can stay so \(13 dequantised: holds float32"):
         Recorded(tiny_llama_dir, device="cpu", weights="packed")
     with pytest.raises(PluginError, match=r"no batch-invariant kernel for linear .*scheme q4_1.*dequantised weights"):
-        Recorded(path, device="cpu", weights="packed", batch_invariant=True)
+        Recorded(path, device="cpu", weights="packed", dtype="float32", batch_invariant=True)
     with pytest.raises(PluginError, match=r"no native kernel for linear .*float32"):
         Recorded(path, device="cpu", weights="packed", dtype="float32", fallback="deny")

@@ -1,0 +1,97 @@
+// What the library exports: which variants there are, the kernels of one, and the threads to use.
+//
+// Threads are those of torch's own OpenMP library, which the caller hands over: a second pool in the process would fight
+// with it, because idle threads of both spin. Without them everything runs on the calling thread.
+#include "kernels.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+extern const Kernels kernels_generic;
+#ifdef HAVE_X86
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
+#endif
+
+namespace {
+
+struct Variant {
+  const char* name;
+  const Kernels* kernels;
+  bool (*fits)();
+};
+
+bool always() { return true; }
+
+#ifdef HAVE_X86
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+}
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
+// Best first.
+const Variant variants[] = {
+#ifdef HAVE_X86
+    {"avx512_bf16", &kernels_avx512_bf16, has_avx512_bf16},
+    {"avx512", &kernels_avx512, has_avx512},
+    {"avx2", &kernels_avx2, has_avx2},
+#endif
+    {"generic", &kernels_generic, always},
+};
+const int num_variants = sizeof variants / sizeof variants[0];
+
+// libgomp's functions; LLVM's and Intel's libraries have them too. Source: gcc, libgomp/libgomp_g.h.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+using Number = int (*)();
+Parallel parallel = nullptr;
+Number max_threads = nullptr;
+
+struct Run {
+  Part part;
+  const void* job;
+  int num, next;
+};
+
+// Threads take parts as they come, so it does not matter how many the library gives.
+void run_some(void* data) {
+  Run& run = *static_cast<Run*>(data);
+  for (int part; (part = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < run.num;) run.part(run.job, part, run.num);
+}
+
+}  // namespace
+
+int num_threads() {
+  const int num = parallel ? max_threads() : 1;
+  return num < 1 ? 1 : num;
+}
+
+void run_parts(Part part, const void* job, int num) {
+  if (num == 1) return part(job, 0, 1);
+  Run run = {part, job, num, 0};
+  parallel(run_some, &run, static_cast<unsigned>(num), 0);
+}
+
+// Hash of the source files that this was compiled from.
+EXPORT const char* core_cpu_sources() { return SOURCES; }
+
+// Name of the variant at `index`, best first, of those that this processor can run; null past the last.
+EXPORT const char* core_cpu_variant(int index) {
+  for (int i = 0; i < num_variants; i++)
+    if (variants[i].fits() && index-- == 0) return variants[i].name;
+  return nullptr;
+}
+
+// Kernels of the variant at `index`, counted in the same way; null past the last.
+EXPORT const Kernels* core_cpu_kernels(int index) {
+  for (int i = 0; i < num_variants; i++)
+    if (variants[i].fits() && index-- == 0) return variants[i].kernels;
+  return nullptr;
+}
+
+// GOMP_parallel and omp_get_max_threads of the library that torch uses.
+EXPORT void core_cpu_use_threads(void* run_parallel, void* get_max_threads) {
+  parallel = reinterpret_cast<Parallel>(run_parallel);
+  max_threads = reinterpret_cast<Number>(get_max_threads);
+}

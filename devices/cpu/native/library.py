@@ -1,0 +1,111 @@
+"""The compiled kernels: which variant this process uses, and why none where there is none.
+
+Owns the choice of a variant and the library's types. Imports no torch: probing a device asks what is there. The variant
+is the best that the processor can run; `CORE_CPU_NATIVE` names another one, or "off". Torch's operators are kept where
+they are better: with AMX, which no variant uses, and on processors that can run none but the portable variant.
+"""
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from core.errors import ConfigError, DeviceError
+from devices.cpu import machine
+from devices.cpu.native.build import LIBRARY, REASON, sources_hash
+
+HERE = Path(__file__).parent
+VARIABLE = "CORE_CPU_NATIVE"
+PORTABLE = "generic"
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_LINEAR = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER)
+
+
+class _Kernels(ctypes.Structure):
+    """`Kernels` of kernels.h."""
+
+    _fields_ = (("linear_bf16", _LINEAR), ("linear_q4_1", _LINEAR))
+
+
+@dataclass(frozen=True)
+class Native:
+    """A variant to use, or the reason why there is none."""
+
+    variant: str | None
+    reason: str
+
+    def describe(self) -> str:
+        """For people: part of what the device says it is."""
+        return f"native kernels: {self.variant}" if self.variant else f"no native kernels: {self.reason}"
+
+
+def find_native() -> Native:
+    """What this process is to use. Raises: ConfigError when the variable names what cannot be had."""
+    asked = os.environ.get(VARIABLE, "")
+    if asked == "off":
+        return Native(None, f"{VARIABLE} is off")
+    missing = _why_missing()
+    have = () if missing else variants()
+    if asked and asked not in have:
+        choices = ", ".join((*have, "off"))
+        raise ConfigError(f"{VARIABLE} is {asked}: choose among {choices}" + (f" ({missing})" if missing else ""))
+    if asked:
+        return Native(asked, "")
+    reason = missing or _why_not(have[0])
+    return Native(None, reason) if reason else Native(have[0], "")
+
+
+def _why_not(best: str) -> str:
+    """Why torch's operators are better here than the best variant; empty when they are not."""
+    if "amx_bf16" in machine.instruction_sets():
+        return f"torch uses AMX and they do not; {VARIABLE}={best} takes them"
+    return f"this processor has no AVX2; {VARIABLE}={best} takes portable ones" if best == PORTABLE else ""
+
+
+def variants() -> tuple[str, ...]:
+    """Of the library's variants those that this processor can run, best first."""
+    names: list[str] = []
+    while (name := _library().core_cpu_variant(len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
+def load(variant: str) -> _Kernels:
+    """The kernels of one of `variants()`, on the threads of torch, which must have been imported.
+
+    Raises: DeviceError where torch's threads are of a library that cannot be shared.
+    """
+    process = ctypes.CDLL(None)
+    try:
+        threads = [ctypes.cast(getattr(process, name), _POINTER) for name in ("GOMP_parallel", "omp_get_max_threads")]
+    except AttributeError as error:
+        raise DeviceError(
+            f"native kernels of the cpu device cannot use torch's threads ({error}): set {VARIABLE}=off to do without"
+        ) from error
+    _library().core_cpu_use_threads(*threads)
+    kernels: _Kernels = _library().core_cpu_kernels(variants().index(variant)).contents
+    return kernels
+
+
+@cache
+def _why_missing() -> str:
+    """Why there is no library to use; empty when there is one."""
+    if not (HERE / LIBRARY).exists():
+        why = HERE / REASON
+        return "not built: " + (why.read_text().strip() if why.exists() else "pip compiles them with the package")
+    if _library().core_cpu_sources().decode() != sources_hash():
+        return "not built from these sources: install the package again"
+    return ""
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(HERE / LIBRARY))
+    library.core_cpu_sources.restype = ctypes.c_char_p
+    library.core_cpu_variant.restype = ctypes.c_char_p
+    library.core_cpu_kernels.restype = ctypes.POINTER(_Kernels)
+    library.core_cpu_use_threads.argtypes = (_POINTER, _POINTER)
+    library.core_cpu_use_threads.restype = None
+    return library

@@ -1,0 +1,111 @@
+"""Products with weights in tile order, by the library's kernels: dense bfloat16, and q4_1 as stored.
+
+How it works. `linear.h` has the order and the arithmetic. Products of a weight [N, K] are summed in float32 along K in
+one order whatever the batch and the number of threads, so a token's bits depend on its own row alone. The only
+rounding is that of the sum with its bias; of q4_1, scales and minima stay as they are stored. With instructions for
+bfloat16, numbers below the least normal float32 count as 0.
+
+Legend: T tokens, N and K rows and columns of a weight, G groups of 64 rows, U units along K.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from core.errors import DeviceError
+from core.kernels.schemes import BLOCK, Q41Weight
+from devices.cpu.native import library
+
+GROUP_ROWS, STRIPS, STRIP_ROWS, UNIT_BYTES = 64, 4, 16, 320
+_PIECE = 2**20
+
+
+class Tiles(NamedTuple):
+    """A packed weight.
+
+    tiles     [G, U, 4, ...]: of bfloat16 [16, 2] weights in a unit; of q4_1 320 bytes in each
+    address   of its first byte
+    multiply  the kernel for its format
+    """
+
+    tiles: torch.Tensor
+    address: int
+    num_rows: int
+    num_columns: int
+    multiply: Callable[..., int]
+
+
+class LinearKernels:
+    """`pack_weight` and `linear` of one variant."""
+
+    def __init__(self, variant: str) -> None:
+        kernels = library.load(variant)
+        self._multiply = {"dense": kernels.linear_bf16, "q4_1": kernels.linear_q4_1}
+
+    def pack_weight(self, w: torch.Tensor | Q41Weight, *, scheme: str = "dense") -> Tiles:
+        """The weight [N, K] in tile order: bfloat16, or of scheme q4_1."""
+        num_rows, width = w.codes.shape if isinstance(w, Q41Weight) else w.shape
+        num_columns = 2 * width if isinstance(w, Q41Weight) else width
+        tiles = _tile_q4_1(w) if isinstance(w, Q41Weight) else _tile_dense(w)
+        return Tiles(tiles, tiles.data_ptr(), num_rows, num_columns, self._multiply[scheme])
+
+
+def linear(x: torch.Tensor, handle: Tiles, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, K] bfloat16 times the weight [N, K], transposed, plus bias [N]: [T, N].
+
+    Raises: DeviceError when there is no memory for a copy of some tokens.
+    """
+    num_tokens = x.shape[0]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    if bias is not None:
+        bias = bias.contiguous()
+    y = x.new_empty((num_tokens, handle.num_rows))
+    failed = handle.multiply(
+        handle.address,
+        handle.num_rows,
+        handle.num_columns,
+        x.data_ptr(),
+        num_tokens,
+        x.stride(0),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+    )
+    if failed:
+        raise DeviceError(f"no memory for a step of {num_tokens} tokens: lower max_num_batched_tokens")
+    return y
+
+
+def _tile_dense(w: torch.Tensor) -> torch.Tensor:
+    """[N, K] bfloat16 -> [G, U, 64] int32, pairs of K."""
+    missing = (0, w.shape[1] % 2, 0, -w.shape[0] % GROUP_ROWS)
+    whole = F.pad(w, missing) if any(missing) else w.contiguous()
+    return whole.view(torch.int32).view(-1, GROUP_ROWS, whole.shape[1] // 2).transpose(1, 2).contiguous()
+
+
+def _tile_q4_1(w: Q41Weight) -> torch.Tensor:
+    """-> [G, U, 4, 320] uint8, some groups at a time, because single codes take twice as many bytes."""
+    num_rows, num_bytes = w.codes.shape
+    num_groups, num_units = -(-num_rows // GROUP_ROWS), 2 * num_bytes // BLOCK
+    tiles = torch.empty((num_groups, num_units, STRIPS, UNIT_BYTES), dtype=torch.uint8)
+    step = max(1, _PIECE // (2 * num_bytes * GROUP_ROWS))
+    for first in range(0, num_groups, step):
+        piece = w.rows(first * GROUP_ROWS, (first + step) * GROUP_ROWS)
+        missing = (0, 0, 0, -len(piece.codes) % GROUP_ROWS)
+        codes, scale, minimum = (F.pad(part, missing) for part in piece)
+        some = tiles[first : first + step]
+        some[..., :256] = _order_codes(Q41Weight(codes, scale, minimum).single_codes(), num_units)
+        for at, halves in ((256, scale), (288, minimum)):
+            by_strip = halves.view(-1, STRIPS, STRIP_ROWS, num_units).permute(0, 3, 1, 2).contiguous()
+            some[..., at : at + 32] = by_strip.view(torch.uint8)
+    return tiles
+
+
+def _order_codes(codes: torch.Tensor, num_units: int) -> torch.Tensor:
+    """[rows, K] uint8 -> [G, U, 4, 256]: 4 words of each of 16 rows, whose halves have codes of even and of odd k."""
+    # Of k in a unit: word, byte of a half, nibble of a byte, half.
+    nibbles = codes.view(-1, STRIPS, STRIP_ROWS, num_units, 4, 2, 2, 2)
+    bytes_ = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
+    return bytes_.permute(0, 3, 1, 4, 2, 6, 5).reshape(-1, num_units, STRIPS, 256)

@@ -1,0 +1,20 @@
+// Sixteen float32 numbers in AVX-512, one for each column of a strip.
+#pragma once
+
+struct Floats512 {
+  using Vector = __m512;
+
+  static __mmask16 mask(int num) { return static_cast<__mmask16>((1u << num) - 1); }
+  static Vector zero() { return _mm512_setzero_ps(); }
+  static Vector load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+  static Vector spread(float value) { return _mm512_set1_ps(value); }
+  static Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+  static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  static Vector from_half(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static Vector from_bf16(const uint16_t* p, int num) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(num), p)), 16));
+  }
+};

@@ -1,0 +1,18 @@
+// One variant: compiled once for each set of instructions, with SIMD_HEADER and VARIANT defined.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#ifdef HAVE_X86
+#include <immintrin.h>
+#endif
+
+#include "kernels.h"
+
+namespace {
+#include "numbers.h"
+#include SIMD_HEADER
+#include "linear.h"
+}  // namespace
+
+extern const Kernels VARIANT;
+const Kernels VARIANT = {linear<Bf16>, linear<Q41>};

@@ -1,0 +1,151 @@
+"""Building the compiled kernels, choosing among them, and what the device says where there are none."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core.config import EngineConfig
+from core.engine.build import describe
+from core.errors import ConfigError
+from core.plugin import DeviceFacts, Unavailable
+from devices.cpu import machine
+from devices.cpu.device import CpuDevice
+from devices.cpu.native import build, library
+from devices.cpu.native.library import find_native
+
+ROOT = Path(__file__).parents[3]
+FUZZ = Path(__file__).parent / "native_fuzz.cpp"
+
+
+@pytest.fixture(autouse=True)
+def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody has forced a variant, and what was found before is forgotten."""
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    library._why_missing.cache_clear()
+    yield
+    library._why_missing.cache_clear()
+
+
+def arch() -> str:
+    facts = CpuDevice().probe()
+    assert isinstance(facts, DeviceFacts)
+    return facts.arch
+
+
+def test_the_best_variant_is_used_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "instruction_sets", lambda: ("avx2",))
+    assert find_native().variant == library.variants()[0] != library.PORTABLE
+    assert arch().endswith(f"; native kernels: {library.variants()[0]}")
+
+
+@pytest.mark.parametrize("variant", library.variants())
+def test_each_can_be_forced(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, variant)
+    assert find_native().variant == variant
+
+
+def test_off_and_unknown_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "off")
+    assert arch().endswith("no native kernels: CORE_CPU_NATIVE is off")
+    monkeypatch.setenv(library.VARIABLE, "mmx")
+    with pytest.raises(ConfigError, match=r"CORE_CPU_NATIVE is mmx: choose among .*generic, off"):
+        find_native()
+    refused = CpuDevice().probe()
+    assert isinstance(refused, Unavailable)
+    assert "mmx" in refused.reason
+
+
+def test_torch_is_kept_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = library.variants()[0]
+    monkeypatch.setattr(machine, "instruction_sets", lambda: ("avx2", "amx_bf16"))
+    assert (
+        find_native().describe()
+        == f"no native kernels: torch uses AMX and they do not; CORE_CPU_NATIVE={best} takes them"
+    )
+    monkeypatch.setattr(machine, "instruction_sets", lambda: ())
+    monkeypatch.setattr(library, "variants", lambda: (library.PORTABLE,))
+    assert "this processor has no AVX2" in find_native().describe()
+
+
+def test_where_nothing_is_built_the_plan_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "HERE", tmp_path)
+    assert arch().endswith("no native kernels: not built: pip compiles them with the package")
+    library._why_missing.cache_clear()
+    (tmp_path / build.REASON).write_text("no C++ compiler (g++)\n")
+    plan = describe(EngineConfig(model="smollm2", dtype="bfloat16"))
+    assert plan.arch.endswith("no native kernels: not built: no C++ compiler (g++)")
+    assert {b.provider for b in plan.bindings if b.row == "linear"} == {"cpu"}
+    monkeypatch.setenv(library.VARIABLE, "avx2")
+    with pytest.raises(ConfigError, match=r"CORE_CPU_NATIVE is avx2: choose among off \(not built"):
+        find_native()
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "sources_hash", lambda: "other")
+    assert "not built from these sources: install the package again" in find_native().describe()
+
+
+def test_without_a_compiler_the_reason_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / build.LIBRARY).write_text("of an earlier build")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = build.build(tmp_path)
+    assert made == tmp_path / build.REASON
+    assert made.read_text() == "no C++ compiler (g++, clang++, c++)\n"
+    assert not (tmp_path / build.LIBRARY).exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [("false", "false failed: exit code 1"), ("no-such-compiler", "no-such-compiler: No such file or directory")],
+)
+def test_a_compiler_that_fails_is_named(
+    program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", program)
+    assert build.build(tmp_path).read_text() == f"{reason}\n"
+
+
+@pytest.mark.heavy
+def test_a_build_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    (tmp_path / build.REASON).write_text("no C++ compiler")
+    assert build.build(tmp_path) == tmp_path / build.LIBRARY
+    assert [path.name for path in tmp_path.iterdir()] == [build.LIBRARY]
+
+
+@pytest.mark.heavy
+def test_a_wheel_made_without_a_compiler_runs_and_says_so(tmp_path: Path) -> None:
+    """Of any platform, and unpacked where the source tree is not."""
+    env = os.environ | {"CXX": "no-such-compiler"}
+    env.pop("PYTHONPATH", None)
+    build_wheel = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(build_wheel, env=env, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*-py3-none-any.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "there")
+    program = "from devices.cpu.device import CpuDevice; print(CpuDevice().probe().arch)"
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "there")},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "no native kernels: not built: no-such-compiler: No such file or directory" in said.stdout
+
+
+@pytest.mark.heavy
+def test_no_kernel_leaves_its_memory(tmp_path: Path) -> None:
+    """Every variant, on random sizes in memory that ends where arrays end, under AddressSanitizer and UBSan."""
+    checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+    objects = build.compile_objects("g++", tmp_path, *checks)
+    program = str(tmp_path / "fuzz")
+    build.run("g++", "-std=c++17", *checks, f"-I{build.HERE}", str(FUZZ), *objects, "-fopenmp", "-o", program)
+    done = subprocess.run([program, "400"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"{name}:400" for name in library.variants()]
