@@ -1,11 +1,14 @@
 """Which rows of the kernel table the CPU supplies, and what each takes."""
 
+from dataclasses import replace
 from functools import partial
 
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kernels.row import Implementation, Kernel
 from core.plugin import DeviceFacts, Support
 from devices.cpu import attention, dense, invariant, kv, packed, plan, sampling
+from devices.cpu.native import attention as native_attention
+from devices.cpu.native.attention import AttentionKernels
 from devices.cpu.native.library import find_native
 from devices.cpu.native.linear import LinearKernels, linear
 
@@ -64,12 +67,20 @@ def _native() -> list[Implementation]:
     variant = find_native().variant
     if variant is None:
         return []
-    made = LinearKernels(variant)
-    support = Support(
-        dtypes=frozenset({"bfloat16"}), schemes=frozenset({"dense", "q4_1"}), graph_safe=True, batch_invariant=True
-    )
-    rows: dict[str, Kernel] = {"linear": linear, "pack_weight": made.pack_weight}
-    return [Implementation(row, kernel, "cpu-native", support) for row, kernel in rows.items()]
+    bfloat16 = Support(dtypes=frozenset({"bfloat16"}), batch_invariant=True)
+    weights = replace(bfloat16, schemes=frozenset({"dense", "q4_1"}))
+    pool = replace(bfloat16, head_sizes=native_attention.HEAD_SIZES, page_sizes=native_attention.PAGE_SIZES)
+    of_linear, of_pool = LinearKernels(variant), AttentionKernels(variant)
+    rows: list[tuple[str, Kernel, Support]] = [
+        ("linear", linear, weights),
+        ("pack_weight", of_linear.pack_weight, weights),
+        ("kv_layout", native_attention.kv_layout, pool),
+        ("kv_write", of_pool.kv_write, pool),
+        ("kv_gather", native_attention.kv_gather, pool),
+        ("attn_plan", native_attention.attn_plan, pool),
+        ("attn_paged", of_pool.attn_paged, pool),
+    ]
+    return [Implementation(row, kernel, "cpu-native", support) for row, kernel, support in rows]
 
 
 def _packed() -> list[Implementation]:

@@ -68,9 +68,10 @@ int num_threads() {
 }
 
 void run_parts(Part part, const void* job, int num) {
-  if (num == 1) return part(job, 0, 1);
   Run run = {part, job, num, 0};
-  parallel(run_some, &run, static_cast<unsigned>(num), 0);
+  const int threads = num_threads() < num ? num_threads() : num;
+  if (threads == 1) return run_some(&run);
+  parallel(run_some, &run, static_cast<unsigned>(threads), 0);
 }
 
 // Hash of the source files that this was compiled from.

@@ -11,12 +11,41 @@
 using Linear = int (*)(const void* weight, int64_t n, int64_t k, const uint16_t* x, int64_t rows, int64_t row_stride,
                        const uint16_t* bias, uint16_t* y);
 
+// Attention of one layer. q, keys, values and out are bfloat16; strides count elements. attention.h has the pool's order.
+struct Attention {
+  const uint16_t* q;  // [tokens, heads, head_size]
+  int64_t q_token_stride, q_head_stride;
+  int64_t num_tokens, num_heads, num_kv_heads, head_size;  // head_size: a multiple of 16, at most 256
+  const uint16_t *keys, *values;
+  int64_t num_pages, page_tokens;                         // page_tokens: a multiple of 16
+  const int32_t *query_starts, *kv_lens, *tile_starts;    // [seqs + 1], [seqs], [seqs + 1]: tiles of 8 queries before
+  const int32_t* table;                                   // [seqs, table_width] pages
+  int64_t num_seqs, table_width;
+  float scale, softcap;  // softcap 0: none
+  int64_t window;        // 0: none
+  uint16_t* out;         // [tokens, heads, head_size]
+  float* lse;            // [tokens, heads], or null
+  int64_t head_parts;    // filled in by the kernel
+};
+
+// New keys and values, [tokens, heads, head_size], into slots of the pool, [tokens]; slot -1 is skipped.
+struct KVWrite {
+  const uint16_t *k, *v;
+  int64_t k_strides[2], v_strides[2];  // of tokens and heads
+  int64_t num_tokens, num_heads, head_size;
+  uint16_t *keys, *values;
+  int64_t num_pages, page_tokens;
+  const int32_t* slots;
+};
+
 struct Kernels {
   Linear linear_bf16;
   Linear linear_q4_1;
+  void (*attention)(const Attention&);
+  void (*kv_write)(const KVWrite&);
 };
 
-// One part of a job, of `num` that run at once.
+// One part of a job, of `num`.
 using Part = void (*)(const void* job, int part, int num);
 
 // Threads that torch would use for a product here.

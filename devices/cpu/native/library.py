@@ -23,10 +23,46 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _LINEAR = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER)
 
 
+class Attention(ctypes.Structure):
+    """`Attention` of kernels.h."""
+
+    _fields_ = (
+        ("q", _POINTER),
+        *((name, _INT) for name in ("q_token_stride", "q_head_stride", "num_tokens", "num_heads")),
+        *((name, _INT) for name in ("num_kv_heads", "head_size")),
+        *((name, _POINTER) for name in ("keys", "values")),
+        *((name, _INT) for name in ("num_pages", "page_tokens")),
+        *((name, _POINTER) for name in ("query_starts", "kv_lens", "tile_starts", "table")),
+        *((name, _INT) for name in ("num_seqs", "table_width")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+        ("window", _INT),
+        *((name, _POINTER) for name in ("out", "lse")),
+        ("head_parts", _INT),
+    )
+
+
+class KVWrite(ctypes.Structure):
+    """`KVWrite` of kernels.h."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("k", "v")),
+        *((name, 2 * _INT) for name in ("k_strides", "v_strides")),
+        *((name, _INT) for name in ("num_tokens", "num_heads", "head_size")),
+        *((name, _POINTER) for name in ("keys", "values")),
+        *((name, _INT) for name in ("num_pages", "page_tokens")),
+        ("slots", _POINTER),
+    )
+
+
 class _Kernels(ctypes.Structure):
     """`Kernels` of kernels.h."""
 
-    _fields_ = (("linear_bf16", _LINEAR), ("linear_q4_1", _LINEAR))
+    _fields_ = (
+        ("linear_bf16", _LINEAR),
+        ("linear_q4_1", _LINEAR),
+        ("attention", ctypes.CFUNCTYPE(None, ctypes.POINTER(Attention))),
+        ("kv_write", ctypes.CFUNCTYPE(None, ctypes.POINTER(KVWrite))),
+    )
 
 
 @dataclass(frozen=True)

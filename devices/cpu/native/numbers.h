@@ -23,3 +23,22 @@ inline float half_to_float(uint16_t half) {
   const float value = from_bits(rest << 13) * from_bits(0x77800000);  // 2^112
   return sign ? -value : value;
 }
+
+// Of 16 numbers; NaN where one is.
+inline float largest_of(const float* lane) {
+  float top = lane[0];
+  for (int i = 1; i < 16; i++) top = top > lane[i] || top != top ? top : lane[i];
+  return top;
+}
+
+// Of 16 numbers, halves added first.
+inline float total_of(const float* lane) {
+  float sum[8];
+  for (int i = 0; i < 8; i++) sum[i] = lane[i] + lane[i + 8];
+  for (int half = 4; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+  return sum[0];
+}
+
+// Added to a number below 2^22 it leaves the nearest integer in the last bits.
+constexpr float SHIFT = 12582912.0f;

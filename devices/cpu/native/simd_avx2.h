@@ -27,6 +27,21 @@ struct Simd {
   }
   static Vector spread(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
   static Vector add(Vector a, Vector b) { return {_mm256_add_ps(a.first, b.first), _mm256_add_ps(a.last, b.last)}; }
+  static Vector multiply(Vector a, Vector b) {
+    return {_mm256_mul_ps(a.first, b.first), _mm256_mul_ps(a.last, b.last)};
+  }
+  static Vector divide(Vector a, Vector b) { return {_mm256_div_ps(a.first, b.first), _mm256_div_ps(a.last, b.last)}; }
+  static Vector maximum(Vector a, Vector b) { return {_mm256_max_ps(a.first, b.first), _mm256_max_ps(a.last, b.last)}; }
+  static float largest(Vector v) {
+    float lane[16];
+    store(lane, v);
+    return largest_of(lane);
+  }
+  static float total(Vector v) {
+    float lane[16];
+    store(lane, v);
+    return total_of(lane);
+  }
   static Vector multiply_add(Vector a, Vector b, Vector c) {
     return {_mm256_fmadd_ps(a.first, b.first, c.first), _mm256_fmadd_ps(a.last, b.last, c.last)};
   }
@@ -38,6 +53,21 @@ struct Simd {
     float wide[16] = {};
     for (int i = 0; i < num; i++) wide[i] = to_float(p[i]);
     return load(wide);
+  }
+
+  static Vector only(Vector v, int begin, int end, float other) {
+    float lane[16];
+    store(lane, v);
+    for (int i = 0; i < 16; i++) lane[i] = begin <= i && i < end ? lane[i] : other;
+    return load(lane);
+  }
+  static Vector zero_below(Vector v, Vector x, float limit) {
+    const __m256 least = _mm256_set1_ps(limit);
+    return {_mm256_and_ps(v.first, _mm256_cmp_ps(x.first, least, _CMP_NLT_UQ)),
+            _mm256_and_ps(v.last, _mm256_cmp_ps(x.last, least, _CMP_NLT_UQ))};
+  }
+  static Vector times_power(Vector v, Vector shifted) {
+    return {add_exponent(v.first, shifted.first), add_exponent(v.last, shifted.last)};
   }
 
   static Pair pair(uint16_t even, uint16_t odd) { return {to_float(even), to_float(odd)}; }
@@ -64,6 +94,10 @@ struct Simd {
             _mm256_fmadd_ps(w.odd.last, x.odd, _mm256_fmadd_ps(w.even.last, x.even, sum.last))};
   }
 
+  static Weights first_only(Weights w) { return {w.even, zero()}; }
+  static Weights second_only(Weights w) { return {zero(), w.odd}; }
+  static void store_pairs(Pair* p, Vector v) { store(&p->even, v); }
+
   static void store_bf16(uint16_t* p, Vector v, int num) {
     float wide[16];
     store(wide, v);
@@ -71,6 +105,10 @@ struct Simd {
   }
 
  private:
+  static __m256 add_exponent(__m256 v, __m256 shifted) {
+    const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), power));
+  }
   static __m256 evens(__m256i both) { return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16)); }
   static __m256 odds(__m256i both) {
     return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));

@@ -33,6 +33,10 @@ struct Simd : Floats512 {
     return _mm512_fmadd_ps(w.odd, x.odd, _mm512_fmadd_ps(w.even, x.even, sum));
   }
 
+  static Weights first_only(Weights w) { return {w.even, zero()}; }
+  static Weights second_only(Weights w) { return {zero(), w.odd}; }
+  static void store_pairs(Pair* p, Vector v) { store(&p->even, v); }
+
   static __m256i round(Vector v) {
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

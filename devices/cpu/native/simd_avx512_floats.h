@@ -10,11 +10,25 @@ struct Floats512 {
   static void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
   static Vector spread(float value) { return _mm512_set1_ps(value); }
   static Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+  static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+  static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  static Vector maximum(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+  static float largest(Vector v) { return _mm512_reduce_max_ps(v); }
+  static float total(Vector v) { return _mm512_reduce_add_ps(v); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
   static Vector from_half(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static Vector from_bf16(const uint16_t* p, int num) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(num), p)), 16));
+  }
+  static Vector only(Vector v, int begin, int end, float other) {
+    return _mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(mask(end) & ~mask(begin)), v);
+  }
+  static Vector zero_below(Vector v, Vector x, float limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), v);
+  }
+  static Vector times_power(Vector v, Vector shifted) {
+    return _mm512_scalef_ps(v, _mm512_sub_ps(shifted, _mm512_set1_ps(SHIFT)));
   }
 };

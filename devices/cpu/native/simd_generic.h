@@ -33,6 +33,37 @@ struct Simd {
     for (int i = 0; i < 16; i++) a.lane[i] += b.lane[i];
     return a;
   }
+  static Vector multiply(Vector a, Vector b) {
+    for (int i = 0; i < 16; i++) a.lane[i] *= b.lane[i];
+    return a;
+  }
+  static Vector divide(Vector a, Vector b) {
+    for (int i = 0; i < 16; i++) a.lane[i] /= b.lane[i];
+    return a;
+  }
+  static Vector maximum(Vector a, Vector b) {
+    for (int i = 0; i < 16; i++) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
+    return a;
+  }
+  static float largest(Vector v) { return largest_of(v.lane); }
+  static float total(Vector v) { return total_of(v.lane); }
+  static Vector only(Vector v, int begin, int end, float other) {
+    for (int i = 0; i < 16; i++) v.lane[i] = begin <= i && i < end ? v.lane[i] : other;
+    return v;
+  }
+  static Vector zero_below(Vector v, Vector x, float limit) {
+    for (int i = 0; i < 16; i++) v.lane[i] = x.lane[i] < limit ? 0 : v.lane[i];
+    return v;
+  }
+  static Vector times_power(Vector v, Vector shifted) {
+    for (int i = 0; i < 16; i++) {
+      uint32_t bits, power;
+      memcpy(&bits, &v.lane[i], sizeof bits);
+      memcpy(&power, &shifted.lane[i], sizeof power);
+      v.lane[i] = from_bits(bits + (power << 23));
+    }
+    return v;
+  }
   static Vector multiply_add(Vector a, Vector b, Vector c) {
     for (int i = 0; i < 16; i++) c.lane[i] += a.lane[i] * b.lane[i];
     return c;
@@ -79,6 +110,10 @@ struct Simd {
     for (int i = 0; i < 16; i++) sum.lane[i] = sum.lane[i] + w.even.lane[i] * x.even + w.odd.lane[i] * x.odd;
     return sum;
   }
+
+  static Weights first_only(Weights w) { return {w.even, zero()}; }
+  static Weights second_only(Weights w) { return {zero(), w.odd}; }
+  static void store_pairs(Pair* p, Vector v) { memcpy(p, &v, sizeof v); }
 
   static void store_bf16(uint16_t* p, Vector v, int num) {
     for (int i = 0; i < num; i++) p[i] = to_bf16(v.lane[i]);

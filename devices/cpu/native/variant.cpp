@@ -1,4 +1,5 @@
 // One variant: compiled once for each set of instructions, with SIMD_HEADER and VARIANT defined.
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +13,9 @@ namespace {
 #include "numbers.h"
 #include SIMD_HEADER
 #include "linear.h"
+#include "exp.h"
+#include "attention.h"
 }  // namespace
 
 extern const Kernels VARIANT;
-const Kernels VARIANT = {linear<Bf16>, linear<Q41>};
+const Kernels VARIANT = {linear<Bf16>, linear<Q41>, attention, kv_write};
