@@ -34,6 +34,29 @@ static void multiply(Linear linear, int64_t unit_k, int64_t unit_bytes) {
   if (linear(weight.data(), n, k, x.data(), rows, stride, rand() % 2 ? bias.data() : nullptr, y.data())) exit(2);
 }
 
+// A step of a few sequences over a pool whose last page is in use, and the pool's last slot written to.
+static void attend(const Kernels* kernels) {
+  const int64_t seqs = size(4), page = 16 * size(3), head_size = 16 * size(16), kv_heads = size(3);
+  const int64_t heads = kv_heads * size(7), width = size(6), pages = seqs * width + 1;
+  std::vector<int32_t> starts(1, 0), lens, tiles(1, 0), table;
+  for (int64_t seq = 0; seq < seqs; seq++) {
+    const int64_t len = size(width * page), queries = rand() % (len + 1);
+    starts.push_back(starts.back() + queries), lens.push_back(len), tiles.push_back(tiles.back() + (queries + 7) / 8);
+    for (int64_t i = 0; i < width; i++) table.push_back(static_cast<int32_t>(pages - 1 - seq * width - i));
+  }
+  const int64_t tokens = starts.back() + rand() % 3, plane = kv_heads * pages * page * head_size;
+  const auto q = numbers(tokens * heads * head_size), new_k = numbers(kv_heads * head_size), new_v = new_k;
+  auto keys = numbers(plane), values = numbers(plane), out = numbers(tokens * heads * head_size);
+  std::vector<float> lse(tokens * heads);
+  const int32_t slot = static_cast<int32_t>(pages * page - 1);
+  kernels->kv_write({new_k.data(), new_v.data(), {0, head_size}, {0, head_size}, 1, kv_heads, head_size, keys.data(),
+                     values.data(), pages, page, &slot});
+  kernels->attention({q.data(), heads * head_size, head_size, tokens, heads, kv_heads, head_size, keys.data(),
+                      values.data(), pages, page, starts.data(), lens.data(), tiles.data(), table.data(), seqs, width,
+                      0.125f, rand() % 4 ? 0 : 30.0f, rand() % 2 ? 0 : size(99), out.data(),
+                      rand() % 2 ? lse.data() : nullptr, 0});
+}
+
 int main(int, char** arguments) {
   core_cpu_use_threads(reinterpret_cast<void*>(GOMP_parallel), reinterpret_cast<void*>(omp_get_max_threads));
   const int times = atoi(arguments[1]);
@@ -42,6 +65,7 @@ int main(int, char** arguments) {
     for (int i = 0; i < times; i++) {
       multiply(kernels->linear_bf16, 2, 64);
       multiply(kernels->linear_q4_1, 32, 320);
+      attend(kernels);
     }
     printf("%s:%d\n", core_cpu_variant(variant), times);
   }
