@@ -11,6 +11,7 @@ from devices.cpu.native import attention as native_attention
 from devices.cpu.native.attention import AttentionKernels
 from devices.cpu.native.library import find_native
 from devices.cpu.native.linear import LinearKernels, linear
+from devices.cpu.native.rows import RowKernels
 
 _KERNELS: dict[str, Kernel] = {
     "linear": dense.linear,
@@ -70,7 +71,7 @@ def _native() -> list[Implementation]:
     bfloat16 = Support(dtypes=frozenset({"bfloat16"}), batch_invariant=True)
     weights = replace(bfloat16, schemes=frozenset({"dense", "q4_1"}))
     pool = replace(bfloat16, head_sizes=native_attention.HEAD_SIZES, page_sizes=native_attention.PAGE_SIZES)
-    of_linear, of_pool = LinearKernels(variant), AttentionKernels(variant)
+    of_linear, of_pool, of_rows = LinearKernels(variant), AttentionKernels(variant), RowKernels(variant)
     rows: list[tuple[str, Kernel, Support]] = [
         ("linear", linear, weights),
         ("pack_weight", of_linear.pack_weight, weights),
@@ -79,6 +80,10 @@ def _native() -> list[Implementation]:
         ("kv_gather", native_attention.kv_gather, pool),
         ("attn_plan", native_attention.attn_plan, pool),
         ("attn_paged", of_pool.attn_paged, pool),
+        ("rms_norm", of_rows.rms_norm, bfloat16),
+        ("add_rms_norm", of_rows.add_rms_norm, bfloat16),
+        ("rope", of_rows.rope, bfloat16),
+        ("act_mul", of_rows.act_mul, bfloat16),
     ]
     return [Implementation(row, kernel, "cpu-native", support) for row, kernel, support in rows]
 

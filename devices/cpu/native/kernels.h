@@ -38,11 +38,42 @@ struct KVWrite {
   const int32_t* slots;
 };
 
+// y = x / sqrt(mean(x^2) + eps) * w by rows. With a residual, x + residual takes its place and is normed.
+struct Norm {
+  const uint16_t* x;
+  int64_t x_stride;
+  uint16_t* residual;  // [rows, columns], or null
+  const uint16_t* w;
+  uint16_t* y;  // [rows, columns]
+  int64_t rows, columns;
+  float eps;
+};
+
+// Turns the pairs (i, i + half) of each head, in place, by cos_sin [rows, 2 half]: cosines, then sines.
+struct Rope {
+  uint16_t* x;
+  int64_t token_stride, head_stride;
+  const uint16_t* cos_sin;
+  int64_t rows, heads, half;
+};
+
+// y = act(x[:, :columns]) * x[:, columns:]; act is silu, or the tanh form of gelu.
+struct ActMul {
+  const uint16_t* x;
+  int64_t x_stride;
+  uint16_t* y;  // [rows, columns]
+  int64_t rows, columns;
+  int64_t gelu_tanh;  // 0: silu
+};
+
 struct Kernels {
   Linear linear_bf16;
   Linear linear_q4_1;
   void (*attention)(const Attention&);
   void (*kv_write)(const KVWrite&);
+  void (*norm)(const Norm&);
+  void (*rope)(const Rope&);
+  void (*act_mul)(const ActMul&);
 };
 
 // One part of a job, of `num`.

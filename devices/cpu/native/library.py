@@ -54,6 +54,40 @@ class KVWrite(ctypes.Structure):
     )
 
 
+class Norm(ctypes.Structure):
+    """`Norm` of kernels.h."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("x_stride", _INT),
+        *((name, _POINTER) for name in ("residual", "w", "y")),
+        *((name, _INT) for name in ("rows", "columns")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class Rope(ctypes.Structure):
+    """`Rope` of kernels.h."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        *((name, _INT) for name in ("token_stride", "head_stride")),
+        ("cos_sin", _POINTER),
+        *((name, _INT) for name in ("rows", "heads", "half")),
+    )
+
+
+class ActMul(ctypes.Structure):
+    """`ActMul` of kernels.h."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("x_stride", _INT),
+        ("y", _POINTER),
+        *((name, _INT) for name in ("rows", "columns", "gelu_tanh")),
+    )
+
+
 class _Kernels(ctypes.Structure):
     """`Kernels` of kernels.h."""
 
@@ -62,6 +96,9 @@ class _Kernels(ctypes.Structure):
         ("linear_q4_1", _LINEAR),
         ("attention", ctypes.CFUNCTYPE(None, ctypes.POINTER(Attention))),
         ("kv_write", ctypes.CFUNCTYPE(None, ctypes.POINTER(KVWrite))),
+        ("norm", ctypes.CFUNCTYPE(None, ctypes.POINTER(Norm))),
+        ("rope", ctypes.CFUNCTYPE(None, ctypes.POINTER(Rope))),
+        ("act_mul", ctypes.CFUNCTYPE(None, ctypes.POINTER(ActMul))),
     )
 
 

@@ -32,6 +32,12 @@ struct Simd {
   }
   static Vector divide(Vector a, Vector b) { return {_mm256_div_ps(a.first, b.first), _mm256_div_ps(a.last, b.last)}; }
   static Vector maximum(Vector a, Vector b) { return {_mm256_max_ps(a.first, b.first), _mm256_max_ps(a.last, b.last)}; }
+  static Vector minimum(Vector a, Vector b) { return {_mm256_min_ps(a.first, b.first), _mm256_min_ps(a.last, b.last)}; }
+  static Vector choose_below(Vector x, float limit, Vector yes, Vector no) {
+    const __m256 least = _mm256_set1_ps(limit);
+    return {_mm256_blendv_ps(no.first, yes.first, _mm256_cmp_ps(x.first, least, _CMP_LT_OQ)),
+            _mm256_blendv_ps(no.last, yes.last, _mm256_cmp_ps(x.last, least, _CMP_LT_OQ))};
+  }
   static float largest(Vector v) {
     float lane[16];
     store(lane, v);

@@ -36,16 +36,4 @@ struct Simd : Floats512 {
   static Weights first_only(Weights w) { return {w.even, zero()}; }
   static Weights second_only(Weights w) { return {zero(), w.odd}; }
   static void store_pairs(Pair* p, Vector v) { store(&p->even, v); }
-
-  static __m256i round(Vector v) {
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i near = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), last);
-    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, near, quiet), 16));
-  }
-  static void store_bf16(uint16_t* p, Vector v, int num) {
-    _mm256_mask_storeu_epi16(p, mask(num), round(v));
-  }
 };

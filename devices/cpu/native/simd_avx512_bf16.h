@@ -34,10 +34,7 @@ struct Simd : Floats512 {
   static Weights second_only(Weights w) {
     return (__m512bh)_mm512_and_si512((__m512i)w, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
   }
-  static void store_pairs(Pair* p, Vector v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round(v)); }
-
-  static __m256i round(Vector v) { return (__m256i)_mm512_cvtneps_pbh(v); }
-  static void store_bf16(uint16_t* p, Vector v, int num) {
-    _mm256_mask_storeu_epi16(p, mask(num), round(v));
+  static void store_pairs(Pair* p, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v));
   }
 };

@@ -22,6 +22,19 @@ struct Floats512 {
   static Vector from_bf16(const uint16_t* p, int num) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(num), p)), 16));
   }
+  static __m256i rounded(Vector v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i near = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), last);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, near, quiet), 16));
+  }
+  static void store_bf16(uint16_t* p, Vector v, int num) { _mm256_mask_storeu_epi16(p, mask(num), rounded(v)); }
+  static Vector minimum(Vector a, Vector b) { return _mm512_min_ps(a, b); }
+  static Vector choose_below(Vector x, float limit, Vector yes, Vector no) {
+    return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), yes);
+  }
   static Vector only(Vector v, int begin, int end, float other) {
     return _mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(mask(end) & ~mask(begin)), v);
   }

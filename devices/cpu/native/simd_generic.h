@@ -45,6 +45,14 @@ struct Simd {
     for (int i = 0; i < 16; i++) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
     return a;
   }
+  static Vector minimum(Vector a, Vector b) {
+    for (int i = 0; i < 16; i++) a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
+    return a;
+  }
+  static Vector choose_below(Vector x, float limit, Vector yes, Vector no) {
+    for (int i = 0; i < 16; i++) no.lane[i] = x.lane[i] < limit ? yes.lane[i] : no.lane[i];
+    return no;
+  }
   static float largest(Vector v) { return largest_of(v.lane); }
   static float total(Vector v) { return total_of(v.lane); }
   static Vector only(Vector v, int begin, int end, float other) {

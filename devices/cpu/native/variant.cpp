@@ -15,7 +15,8 @@ namespace {
 #include "linear.h"
 #include "exp.h"
 #include "attention.h"
+#include "rows.h"
 }  // namespace
 
 extern const Kernels VARIANT;
-const Kernels VARIANT = {linear<Bf16>, linear<Q41>, attention, kv_write};
+const Kernels VARIANT = {linear<Bf16>, linear<Q41>, attention, kv_write, norm, rope, act_mul};

@@ -57,6 +57,15 @@ static void attend(const Kernels* kernels) {
                       rand() % 2 ? lse.data() : nullptr, 0});
 }
 
+static void norm_turn_and_act(const Kernels* kernels) {
+  const int64_t rows = size(200), columns = size(700), heads = size(5), half = size(70);
+  const auto x = numbers(rows * 2 * columns), w = numbers(columns), cos_sin = numbers(rows * 2 * half);
+  auto residual = numbers(rows * columns), y = numbers(rows * columns), turned = numbers(rows * heads * 2 * half);
+  kernels->norm({x.data(), 2 * columns, rand() % 2 ? residual.data() : nullptr, w.data(), y.data(), rows, columns, 1e-5f});
+  kernels->rope({turned.data(), heads * 2 * half, 2 * half, cos_sin.data(), rows, heads, half});
+  kernels->act_mul({x.data(), 2 * columns, y.data(), rows, columns, rand() % 2});
+}
+
 int main(int, char** arguments) {
   core_cpu_use_threads(reinterpret_cast<void*>(GOMP_parallel), reinterpret_cast<void*>(omp_get_max_threads));
   const int times = atoi(arguments[1]);
@@ -66,6 +75,7 @@ int main(int, char** arguments) {
       multiply(kernels->linear_bf16, 2, 64);
       multiply(kernels->linear_q4_1, 32, 320);
       attend(kernels);
+      norm_turn_and_act(kernels);
     }
     printf("%s:%d\n", core_cpu_variant(variant), times);
   }
