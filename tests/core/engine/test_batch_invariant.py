@@ -25,11 +25,11 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def runs(model: Path, dtype: str, invariant: bool) -> list[Run]:
+def runs(model: Path, dtype: str, **more: object) -> list[Run]:
     """One request alone, among others, in chunks of several sizes, and after a prefix hit."""
     found = []
     for chunk in (2048, 1, 17):
-        options = {"device": "cpu", "dtype": dtype, "batch_invariant": invariant, "num_kv_blocks": 200}
+        options = {"device": "cpu", "dtype": dtype, "num_kv_blocks": 200, **more}
         engine = Recorded(model, max_num_batched_tokens=chunk, **options)
         found += engine.run([PROMPT], max_tokens=6)
         found += engine.run([PROMPT, *OTHERS[:3]], max_tokens=6)[:1]  # a hit, beside others
@@ -46,15 +46,16 @@ def differing(found: list[Run]) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_bitwise_equal(tiny_llama_dir, dtype):
-    found = runs(tiny_llama_dir, dtype, invariant=True)
+    found = runs(tiny_llama_dir, dtype, batch_invariant=True)
     assert differing(found) == 0
     if dtype == "float32":
         assert worst_error(tiny_llama_dir, found) <= 1e-4
 
 
-def test_without_the_mode_they_are_not(tiny_llama_dir):
+def test_with_other_kernels_they_are_not(tiny_llama_dir):
     """Else the test above would prove nothing."""
-    assert differing(runs(tiny_llama_dir, "bfloat16", invariant=False)) > 0
+    torchs = {"linear": "cpu", "kv_layout": "cpu"}
+    assert differing(runs(tiny_llama_dir, "bfloat16", kernels=torchs)) > 0
 
 
 def test_seeds_repeat_across_batches_preemption_and_restart(tiny_llama_dir):

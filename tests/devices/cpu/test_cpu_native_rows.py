@@ -1,7 +1,5 @@
 """Norms, rope and activations by each variant of the compiled kernels against float64, rounded once."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,8 +14,8 @@ SIZES = [(1, 1), (1, 16), (5, 17), (3, 576), (70, 600)]
 
 
 @pytest.fixture(params=library.variants())
-def kernels(request: pytest.FixtureRequest) -> Iterator[RowKernels]:
-    yield RowKernels(request.param)
+def kernels(request: pytest.FixtureRequest) -> RowKernels:
+    return RowKernels(request.param)
 
 
 def random(*shape: int, seed: int = 1) -> torch.Tensor:
