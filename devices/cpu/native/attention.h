@@ -213,7 +213,7 @@ inline void attend_unit(const void* data, int unit, int) {
 inline void attention(const Attention& asked) {
   Attention job = asked;
   const int64_t real = job.query_starts[job.num_seqs], rest = (job.num_tokens - real) * job.num_heads;
-  memset(job.out + real * job.num_heads * job.head_size, 0, static_cast<size_t>(rest * job.head_size) * 2);
+  for (int64_t i = 0; i < rest * job.head_size; i++) job.out[real * job.num_heads * job.head_size + i] = 0;
   for (int64_t i = 0; job.lse && i < rest; i++) job.lse[real * job.num_heads + i] = -INFINITY;
   const int64_t units = int64_t{job.tile_starts[job.num_seqs]} * job.num_kv_heads;
   // Few units leave threads idle; then each query head is one, though keys are read more often.
