@@ -76,8 +76,7 @@ class KV:
         layout: KVLayout,
     ) -> Planes:
         """Start copying pages of `source` to pages of `target`, in place; one of them is pinned memory of the host."""
-        # The copy engine is told by the host: numbers that are on the device are waited for.
-        pairs = torch.stack([source_pages.cpu(), target_pages.cpu()], 1).long()
+        pairs = torch.stack([source_pages, target_pages], 1).long()
         for into, out_of in zip(target, source, strict=True):
             self._ops.swap_blocks(out_of, into, pairs)
         return target

@@ -18,7 +18,7 @@ def kv_swap(
 ) -> Planes:
     """Copy pages [N] of `source` to pages [N] of `target`, which may lie in another memory; target in place.
 
-    Page numbers are on the device or, as when core swaps, on the host.
+    Page numbers are on the host, which tells a copy engine of them: nothing need be waited for.
     """
     for plane, into, out_of in zip(layout.planes, target, source, strict=True):
         axis = plane.page_axis
