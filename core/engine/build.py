@@ -107,12 +107,8 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     if plan.batch_invariant and facts.host_memory:
         torch.set_num_threads(1)  # where threads share an operation, the parts depend on its size
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
-    packing = Packing(source, ranks.shard) if plan.weights == "packed" else None
-    if packing:
-        builder.scheme = packing.scheme
-    model = spec.build(model_config, builder)
-    if packing:
-        notes += packing.notes(builder.params.values(), plan.dtype)
+    model, packed = _build(spec, model_config, builder, Packing(source, ranks.shard), plan)
+    notes += packed
     groups = model_config.kv_groups
     step = StepFunction(model, kernels, groups, plan, ranks.group)
     layouts = tuple(pools.layout_of(kernels, g, builder) for g in groups)
@@ -193,6 +189,17 @@ def _plan(
     )
     limits = {"max_seqs": plan.max_num_seqs, "max_tokens": plan.max_num_batched_tokens}
     return plan, kernels_for(dtype=plan.dtype, page_tokens=plan.page_tokens, **limits)
+
+
+def _build(
+    spec: ModelSpec, config: ModelConfig, builder: Builder, packing: Packing, plan: Plan
+) -> tuple[Model, list[str]]:
+    """The model, and what the plan says of weights that could not stay packed."""
+    if plan.weights != "packed":
+        return spec.build(config, builder), []
+    builder.scheme = packing.scheme
+    model = spec.build(config, builder)
+    return model, list(packing.notes(builder.params.values(), plan.dtype))
 
 
 def _shape(model: ModelConfig) -> dict[str, str]:
