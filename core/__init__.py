@@ -13,6 +13,7 @@ from core.errors import CapacityError, ConfigError, CoreError, DeviceError, Plug
 from core.request import SamplingParams, Structured
 
 if TYPE_CHECKING:
+    from core.engine.entries import KVEntries
     from core.engine.llm import LLM, EmbeddingOutput, RequestOutput
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "DeviceError",
     "EmbeddingOutput",
     "EngineConfig",
+    "KVEntries",
     "PluginError",
     "RequestError",
     "RequestOutput",
@@ -40,4 +42,8 @@ def __getattr__(name: str) -> Any:
         from core.engine import llm
 
         return getattr(llm, name)
+    if name == "KVEntries":
+        from core.engine.entries import KVEntries
+
+        return KVEntries
     raise AttributeError(f"module 'core' has no attribute {name!r}")

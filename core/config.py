@@ -1,20 +1,19 @@
 """What was asked for, and what came of it.
 
 `EngineConfig` is what a user asks. `resolve` alone turns it, the device's facts and the model's shape into a `Plan`:
-every value, and who decided it. Nothing else in core makes such choices, and a plan never changes.
+every value, and who decided it; `core.page_counts` adds how many KV pages there are. Nothing else in core makes such
+choices, and a plan never changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from core.errors import ConfigError
 from core.kv.groups import KVGroup
-from core.kv.sizes import PageShares
 from core.plan import Plan
 from core.plugin.facts import DTYPES, DeviceFacts
 
@@ -39,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size               tokens in a KV page
     num_kv_blocks            KV pages; None: from the memory that is free
     memory_utilization       share of free memory to use for the KV cache
+    swap_space               GiB on the host, for each rank, that preempted sequences are copied to; 0: none, they are
+                             computed again
     enable_prefix_caching    find KV pages of earlier requests again
     tensor_parallel_size     ranks that split each layer
     pipeline_depth           steps that are scheduled while another runs: 0 or 1
@@ -60,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     num_kv_blocks: int | None = None
     memory_utilization: float | None = None
+    swap_space: float = 0.0
     enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1
     pipeline_depth: int | None = None
@@ -97,6 +99,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization is {self.memory_utilization}: it must be above 0 and at most 1")
+        if not 0 <= self.swap_space < float("inf"):
+            raise ConfigError(f"swap_space is {self.swap_space}: it must be a number of GiB, at least 0")
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError(f"kv_events is {self.kv_events}: without prefix caching there are none; enable it")
 
@@ -230,46 +234,6 @@ def _choose_ranks(c: _Choices, config: EngineConfig, split: Mapping[str, int]) -
                 f"choose among {', '.join(map(str, fits))}"
             )
     c.set("tensor_parallel_size", size, "asked for" if size > 1 else "default")
-
-
-def with_kv_blocks(
-    plan: Plan, config: EngineConfig, *, groups: tuple[KVGroup, ...], page_bytes: tuple[int, ...], free_bytes: int
-) -> Plan:
-    """Decide how many KV pages there are, now that weights are loaded; `core.kv.sizes` has the rule for groups.
-
-    page_bytes   of one page, per KV group
-    free_bytes   of device memory
-
-    A number asked for is that of the first group.
-    Raises: ConfigError when one sequence of the length asked for does not fit.
-    """
-    shares = PageShares(
-        groups,
-        page_bytes,
-        plan.page_tokens,
-        max_len=plan.max_model_len,
-        max_seqs=plan.max_num_seqs,
-        step_tokens=plan.tokens_in_flight,
-    )
-    if config.num_kv_blocks is not None:
-        num, by = config.num_kv_blocks, "asked for"
-    else:
-        share = int(free_bytes * plan.memory_utilization)
-        num = shares.within(share)
-        by = "every sequence at full length" if num == shares.useful else f"{share / 2**20:,.0f} MiB for KV"
-    pages = shares.split(num) if config.num_kv_blocks is None else (num, *shares.split(num)[1:])
-    plan = replace(plan, num_kv_blocks=pages, decided_by={**plan.decided_by, "num_kv_blocks": by})
-    if all(have >= need for have, need in zip(pages, shares.enough, strict=True)):
-        return plan
-    holds = max(0, num - 1) * plan.page_tokens
-    if config.max_model_len is not None or holds < 2:
-        need = max(shares.enough)
-        raise ConfigError(
-            f"{num} KV pages hold {holds} tokens, and max_model_len is {plan.max_model_len}: lower max_model_len, "
-            f"or give memory for {need} pages ({shares.num_bytes(need) / 2**20:,.0f} MiB)"
-        )
-    decided = {**plan.decided_by, "max_model_len": "what the KV pages hold"}
-    return replace(plan, max_model_len=holds, decided_by=decided)
 
 
 def cache_identity(plan: Plan, groups: tuple[KVGroup, ...], formats: tuple[str, ...]) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class Plan:
     seed: int
     shapes: ShapePolicy
     num_kv_blocks: tuple[int, ...] = ()
+    num_swap_blocks: tuple[int, ...] = ()
     bindings: tuple[Binding, ...] = ()
     notes: tuple[str, ...] = ()
     certificate: str = ""

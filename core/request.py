@@ -121,6 +121,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                         They are the model's own: before bias, penalties, masks and temperature
     logprob_token_ids   also report those of these tokens; only with logprobs
     prompt_logprobs     the same for the tokens of the prompt, without these
+    kv_provenance       rest on KV entries that were imported under this name (`LLM.import_kv`), and on no others
     structured          the form that the output must have; it ends where nothing can follow, and ids that end it
                         are only drawn where the form is complete
     include_stop_str_in_output   what stopped the output, string or id, is part of its text
@@ -147,6 +148,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    kv_provenance: str = ""
     structured: Structured | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -214,6 +216,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooling       makes it a request for an embedding, which draws nothing; None: it is one for tokens
     priority      lower runs first
     cache_salt    prefixes are shared only among requests with the same salt
+    kv_provenance   and the same provenance: entries that were imported under this name; "": computed here
     prefix_keys   one 32-byte key per full page of the prompt, in order (`core.kv.prefix.chain_keys`)
     arrival_s     on the sender's clock; orders requests of equal priority
     """
@@ -241,6 +244,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     priority: int = 0
     cache_salt: str = ""
+    kv_provenance: str = ""
     prefix_keys: bytes = b""
     arrival_s: float = 0.0
 

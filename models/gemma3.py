@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError
-from core.model.decoder import Decoder, DecoderLayer, Parts, embedding, plain_head
+from core.model.decoder import Decoder, DecoderLayer, Parts, embedding
 from core.model.decoder_config import DecoderConfig, only, read_decoder, read_windows
 from core.model.layers import Builder, Chain, Scale, Softcap
 from core.model.rope import RopeConfig, read_rope
@@ -71,8 +71,7 @@ def _read_ropes(raw: Mapping[str, Any], max_len: int | None) -> tuple[RopeConfig
 
 
 def build(config: Gemma3Config, b: Builder) -> Decoder:
-    def layer(index: int) -> DecoderLayer:
-        parts = Parts(config, b, index)
+    def layer(parts: Parts) -> DecoderLayer:
         attention = parts.attention(
             parts.normed_rotary(),
             qkv=parts.qkv(config.attention_bias),
@@ -80,13 +79,12 @@ def build(config: Gemma3Config, b: Builder) -> Decoder:
             scale=config.query_scale,
         )
         mlp = Chain(parts.mlp("gelu_tanh"), parts.norm("post_feedforward_layernorm"))
-        rope = _LOCAL if config.local[index] else _GLOBAL
+        rope = _LOCAL if config.local[parts.index] else _GLOBAL
         return DecoderLayer(attention, parts.add_norm("pre_feedforward_layernorm"), mlp, rope)
 
     embed = Chain(embedding(config, b), Scale(b, config.hidden_size**0.5))
-    head = plain_head(config, b)
-    capped = Chain(head, Softcap(b, config.final_softcap)) if config.final_softcap else head
-    return Decoder(config, b, layer, embed=embed, head=capped)
+    finish = Softcap(b, config.final_softcap) if config.final_softcap else None
+    return Decoder(config, b, layer, embed=embed, finish=finish)
 
 
 def gguf_fix(name: str, tensor: np.ndarray, raw: Mapping[str, Any]) -> np.ndarray:

@@ -37,8 +37,7 @@ def read_config(raw: Mapping[str, Any], max_len: int | None) -> LlamaConfig:
 
 class Llama(Decoder):
     def __init__(self, config: LlamaConfig, b: Builder) -> None:
-        def layer(index: int) -> DecoderLayer:
-            parts = Parts(config, b, index)
+        def layer(parts: Parts) -> DecoderLayer:
             qkv, out = parts.qkv(config.attention_bias), parts.out(config.attention_bias)
             gate_up, down = parts.gate_up(config.mlp_bias), parts.down(config.mlp_bias)
             return DecoderLayer(

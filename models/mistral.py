@@ -26,8 +26,7 @@ def read_config(raw: Mapping[str, Any], max_len: int | None) -> DecoderConfig:
 
 
 def build(config: DecoderConfig, b: Builder) -> Decoder:
-    def layer(index: int) -> DecoderLayer:
-        parts = Parts(config, b, index)
+    def layer(parts: Parts) -> DecoderLayer:
         return DecoderLayer(parts.attention(parts.rotary()), parts.add_norm("post_attention_layernorm"), parts.mlp())
 
     return Decoder(config, b, layer)

@@ -26,8 +26,7 @@ def read_config(raw: Mapping[str, Any], max_len: int | None) -> DecoderConfig:
 
 
 def build(config: DecoderConfig, b: Builder) -> Decoder:
-    def layer(index: int) -> DecoderLayer:
-        parts = Parts(config, b, index)
+    def layer(parts: Parts) -> DecoderLayer:
         hidden, sizes, inner = config.hidden_size, parts.qkv_sizes, config.inner_size
         qkv = parts.linear("qkv", ["self_attn.qkv_proj"], sum(sizes), hidden, "rows", sections=sizes)
         gate_up = parts.linear("gate_up", ["mlp.gate_up_proj"], 2 * inner, hidden, "rows", sections=(inner, inner))

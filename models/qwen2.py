@@ -27,8 +27,7 @@ def read_config(raw: Mapping[str, Any], max_len: int | None) -> DecoderConfig:
 
 
 def build(config: DecoderConfig, b: Builder) -> Decoder:
-    def layer(index: int) -> DecoderLayer:
-        parts = Parts(config, b, index)
+    def layer(parts: Parts) -> DecoderLayer:
         return DecoderLayer(
             parts.attention(parts.rotary(), qkv=parts.qkv(bias=True)),
             parts.add_norm("post_attention_layernorm"),

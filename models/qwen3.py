@@ -36,8 +36,7 @@ def read_config(raw: Mapping[str, Any], max_len: int | None) -> Qwen3Config:
 
 
 def build(config: Qwen3Config, b: Builder) -> Decoder:
-    def layer(index: int) -> DecoderLayer:
-        parts = Parts(config, b, index)
+    def layer(parts: Parts) -> DecoderLayer:
         qkv, out = parts.qkv(config.attention_bias), parts.out(config.attention_bias)
         return DecoderLayer(
             parts.attention(parts.normed_rotary(), qkv=qkv, out=out),

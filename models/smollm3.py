@@ -45,9 +45,8 @@ def read_config(raw: Mapping[str, Any], max_len: int | None) -> SmolLM3Config:
 
 
 def build(config: SmolLM3Config, b: Builder) -> Decoder:
-    def layer(index: int) -> DecoderLayer:
-        parts = Parts(config, b, index)
-        turn = parts.rotary() if config.turned[index] else Unturned()
+    def layer(parts: Parts) -> DecoderLayer:
+        turn = parts.rotary() if config.turned[parts.index] else Unturned()
         qkv, out = parts.qkv(config.attention_bias), parts.out(config.attention_bias)
         gate_up, down = parts.gate_up(config.mlp_bias), parts.down(config.mlp_bias)
         return DecoderLayer(

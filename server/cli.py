@@ -8,7 +8,7 @@ from typing import NoReturn
 import typer
 
 from core.errors import CoreError
-from server.commands import bench, chat, convert, devices, generate, kv, plan, serve
+from server.commands import bench, chat, convert, devices, generate, kv, new_device, plan, serve, train_mtp
 from server.commands.refused import refuse
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app.command("devices")(devices.devices)
 app.command("plan")(plan.plan)
 app.command("kv")(kv.kv)
 app.command("convert")(convert.convert)
+app.command("new-device")(new_device.new_device)
+app.command("train-mtp")(train_mtp.train_mtp)
 app.add_typer(bench.app, name="bench")
 
 

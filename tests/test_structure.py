@@ -46,7 +46,7 @@ def test_public_names() -> None:
     assert python(program).split() == sorted(
         [
             "LLM", "CapacityError", "ConfigError", "CoreError", "DeviceError", "EmbeddingOutput", "EngineConfig",
-            "PluginError", "RequestError", "RequestOutput", "SamplingParams", "Structured", "__version__",
+            "KVEntries", "PluginError", "RequestError", "RequestOutput", "SamplingParams", "Structured", "__version__",
         ]
     )  # fmt: skip
 

@@ -27,13 +27,13 @@ class Batch:
     Each item has one logit row, or as many as tokens where it scores them; together they are `max_seqs` at most.
     """
 
-    def __init__(self, budget: int, max_seqs: int) -> None:
+    def __init__(self, budget: int, max_seqs: int, transferred: int) -> None:
         self.budget = budget
         self.num_logits = max_seqs
         self.items: list[Item] = []
         self.matchers: list[Matcher] = []  # of the draws in plan.masked
         self._num_draws = 0
-        self.plan = StepPlan([], [], [], [], [], [], [], [])
+        self.plan = StepPlan([], [], [], [], [], [], [], [], transferred=transferred)
 
     @property
     def full(self) -> bool:

@@ -6,23 +6,28 @@ The order is the contract's: probe, open, kernels, plan, bind, and only then wei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import psutil
 import torch
 
-from core.config import EngineConfig, choose_dtype, resolve, with_kv_blocks
+from core.config import EngineConfig, choose_dtype, resolve
+from core.engine import pools
+from core.engine.canonical import Canonical, Exchanged
 from core.engine.runner import Runner, StepFunction
+from core.engine.transfers import Swapped, Transfers
 from core.errors import ConfigError, PluginError
 from core.kernels.bind import KernelSet, Tap
-from core.kernels.dtypes import TORCH_DTYPES
+from core.kernels.reference.kv import KVLayout
 from core.kernels.row import Implementation
 from core.kv.groups import KVGroup
-from core.model.layers import Builder, Model, Planes
+from core.model.layers import Builder, Model
 from core.model.load import Loader, Progress
 from core.model.packing import Packing
 from core.model.source import ModelSource, open_source
 from core.model.spec import ModelConfig, ModelSpec, Shard
+from core.page_counts import with_kv_blocks, with_swap_blocks
 from core.plan import Plan
 from core.plugin import certificate, loader
 from core.plugin.device import Device
@@ -40,7 +45,9 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Assembly:
-    """An engine without weights. `formats` names the KV layout of each group, `page_bytes` the size of a page."""
+    """An engine without weights. `formats` names the KV layout of each group, `page_bytes` the size of a page of all
+    its layers; `swapped` is for what goes to the host, `exchanged` for what other engines get; both are empty where
+    nothing can."""
 
     source: ModelSource
     device: Device
@@ -52,13 +59,15 @@ class Assembly:
     step: StepFunction
     builder: Builder
     groups: tuple[KVGroup, ...]
-    layouts: tuple[Any, ...]
+    layouts: tuple[KVLayout, ...]
+    swapped: tuple[Swapped, ...]
+    exchanged: tuple[Exchanged, ...]
+    shape: dict[str, str]
     vocab_size: int
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
-        """Of one page of all layers, per group."""
-        return tuple(g.num_layers * layout.bytes_per_page for g, layout in zip(self.groups, self.layouts, strict=True))
+        return pools.page_bytes(self.groups, self.layouts)
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -93,20 +102,27 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     model_config: ModelConfig = spec.read_config(raw, config.max_model_len)
     candidate = loader.choose(loader.discover(), config.device)
     opened = _open(candidate, ranks)
-    facts, device, where, notes = opened.facts, opened.device, opened.where, list(opened.replaced)
+    facts, device, where, notes = opened.facts, opened.device, opened.where, list(opened.notes)
     plan, kernels = _plan(config, facts, model_config, opened.implementations, tap)
     if plan.batch_invariant and facts.host_memory:
         torch.set_num_threads(1)  # where threads share an operation, the parts depend on its size
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
-    packing = Packing(source, ranks.shard) if plan.weights == "packed" else None
-    if packing:
-        builder.scheme = packing.scheme
-    model = spec.build(model_config, builder)
-    if packing:
-        notes += packing.notes(builder.params.values(), plan.dtype)
+    model, packed = _build(spec, model_config, builder, Packing(source, ranks.shard), plan)
+    notes += packed
     groups = model_config.kv_groups
     step = StepFunction(model, kernels, groups, plan, ranks.group)
-    layouts = tuple(_layout(kernels, g, builder) for g in groups)
+    layouts = tuple(pools.layout_of(kernels, g, builder) for g in groups)
+    in_place = facts.shapes.dynamic or pools.stay_in_place(device, where)
+    plan = with_swap_blocks(
+        plan,
+        config,
+        groups=groups,
+        page_bytes=pools.page_bytes(groups, layouts),
+        in_place=in_place,
+        free_bytes=psutil.virtual_memory().available,
+    )
+    swapped = pools.swapped(kernels, groups, layouts, builder) if any(plan.num_swap_blocks) else ()
+    exchanged = pools.exchanged(kernels, groups, layouts, builder) if in_place and ranks.shard.size == 1 else ()
     _check_fallback(plan, facts, kernels)
     plan = replace(
         plan,
@@ -117,7 +133,21 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     )
     device.seed(config.seed)
     return Assembly(
-        source, device, where, facts, plan, kernels, model, step, builder, groups, layouts, model_config.vocab_size
+        source,
+        device,
+        where,
+        facts,
+        plan,
+        kernels,
+        model,
+        step,
+        builder,
+        groups,
+        layouts,
+        swapped,
+        exchanged,
+        _shape(model_config),
+        model_config.vocab_size,
     )
 
 
@@ -161,12 +191,22 @@ def _plan(
     return plan, kernels_for(dtype=plan.dtype, page_tokens=plan.page_tokens, **limits)
 
 
-def _layout(kernels: KernelSet, group: KVGroup, b: Builder) -> Any:
-    need = b.need(head_size=group.head_size, page_tokens=b.page_tokens)
-    heads = b.split(group.num_kv_heads)
-    return kernels.bind("kv_layout", need)(
-        num_kv_heads=heads, head_size=group.head_size, page_tokens=b.page_tokens, dtype=b.dtype
-    )
+def _build(
+    spec: ModelSpec, config: ModelConfig, builder: Builder, packing: Packing, plan: Plan
+) -> tuple[Model, list[str]]:
+    """The model, and what the plan says of weights that could not stay packed."""
+    if plan.weights != "packed":
+        return spec.build(config, builder), []
+    builder.scheme = packing.scheme
+    model = spec.build(config, builder)
+    return model, list(packing.notes(builder.params.values(), plan.dtype))
+
+
+def _shape(model: ModelConfig) -> dict[str, str]:
+    """What KV entries depend on beside weights, by name."""
+    limits = {"max_len", "dtype", "split"}  # of engines, not of entries
+    names = [field.name for field in fields(model) if field.name not in limits]
+    return {"family": type(model).__name__, **{name: repr(getattr(model, name)) for name in names}}
 
 
 def _check_fallback(plan: Plan, facts: DeviceFacts, kernels: KernelSet) -> None:
@@ -207,10 +247,22 @@ def open_runner(
         weights = _kept(a.device, weights)
     plan = replace(a.plan, notes=tuple(notes))
     plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
-    kv = [_planes(a, g, pages, compiles) for g, pages in enumerate(plan.num_kv_blocks)]
-    blocks = -(-plan.max_model_len // plan.page_tokens)
+    kv = [
+        pools.planes(a.device, a.where, layout, group.num_layers, num, keep=compiles)
+        for layout, group, num in zip(a.layouts, a.groups, plan.num_kv_blocks, strict=True)
+    ]
     return Runner(
-        a.device, a.where, plan, a.step, weights, kv, max_blocks=blocks, vocab_size=a.vocab_size, compiles=compiles
+        a.device,
+        a.where,
+        plan,
+        a.step,
+        weights,
+        kv,
+        canonical=Canonical(a.device, a.where, a.exchanged) if a.exchanged else None,
+        transfers=Transfers(a.device, a.swapped, plan.num_swap_blocks),
+        max_blocks=-(-plan.max_model_len // plan.page_tokens),
+        vocab_size=a.vocab_size,
+        compiles=compiles,
     )
 
 
@@ -232,21 +284,11 @@ def _free_bytes(a: Assembly) -> int:
     """Memory each rank has for its share: the least of any, and where they share the machine's, a part of that."""
     free = a.device.memory().free_bytes
     size = a.builder.shard.size
+    if a.facts.host_memory:  # swapped pages lie there, too, and take it only when they are used
+        swapped = sum(num * size for num, size in zip(a.plan.num_swap_blocks, a.page_bytes, strict=True))
+        free = max(0, free - size * swapped)
     if size == 1:
         return free
     least = torch.tensor([free], dtype=torch.int64, device=a.where)
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=a.builder.process_group)
     return int(least.item()) // (size if a.facts.host_memory else 1)
-
-
-def _planes(a: Assembly, group: int, num_pages: int, compiles: bool) -> list[Planes]:
-    layout = a.layouts[group]
-    dtypes = [TORCH_DTYPES[plane.dtype] for plane in layout.planes]
-    keep = a.device.keep if compiles else lambda plane: plane
-    return [
-        tuple(
-            keep(a.device.empty(shape, dtype, a.where))
-            for shape, dtype in zip(layout.shapes(num_pages), dtypes, strict=True)
-        )
-        for _ in range(a.groups[group].num_layers)
-    ]

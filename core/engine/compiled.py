@@ -22,7 +22,8 @@ from core.engine.pack import DrawInput, Packer, ShapeKey, StepInput
 from core.errors import DeviceError
 
 if TYPE_CHECKING:
-    from core.engine.runner import Reported, StepFunction
+    from core.engine.flight import Reported
+    from core.engine.runner import StepFunction
     from core.model.layers import Planes, Weights
     from core.plugin.device import Device
 

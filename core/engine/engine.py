@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from core.config import EngineConfig, cache_identity
+from core.engine.entries import KVEntries
+from core.engine.exchange import Exchange
 from core.engine.executor import Executor, open_executor
 from core.engine.front import ReadyInfo
 from core.engine.grammar import Compiler, Grammars, fill_masks
@@ -52,19 +54,22 @@ class Engine:
                 tap = self.profile.tap(tap)
             self._executor, loaded = open_executor(config, progress, tap, compiling)
             self._opened = opened.pop_all()
-        self.plan, groups, formats, vocab_size, self._pooling = loaded
-        identity = cache_identity(self.plan, groups, formats)
-        self._spec = spec_digest(*identity)
+        self.plan, self._pooling, vocab_size = loaded.plan, loaded.pooling, loaded.vocab_size
+        self._spec = spec_digest(*cache_identity(loaded.plan, loaded.groups, loaded.formats))
         plan = self.plan
-        self.cache = KVCache(groups, plan.num_kv_blocks, plan.page_tokens, plan.prefix_caching, plan.tokens_in_flight)
+        self.cache = KVCache(
+            loaded.groups, plan.num_kv_blocks, plan.page_tokens, plan.prefix_caching, plan.tokens_in_flight
+        )
         self.scheduler = Scheduler(
             self.cache,
             max_tokens=plan.max_num_batched_tokens,
             max_seqs=plan.max_num_seqs,
             max_model_len=plan.max_model_len,
             spec=self._spec,
+            num_swap_pages=plan.num_swap_blocks,
         )
         self.vocab_size = vocab_size
+        self._exchange = Exchange(self.cache, self._executor, loaded, self._spec)
         self._grammars = Grammars(lambda: _open_compiler(config.model, vocab_size))
         if self._publisher:
             self.cache.events = KVEvents(plan.page_tokens)
@@ -111,6 +116,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises: RequestError when it can never be served."""
+        self._exchange.check(request)
         self.scheduler.add(request)
         if request.structured is not None:
             self._grammars.begin(request)
@@ -122,6 +128,19 @@ class Engine:
         if output is not None:
             self._after_change()
         return output
+
+    def export_kv(self, token_ids: Sequence[int]) -> KVEntries:
+        """Entries of the longest cached prefix, in whole pages. Raises: RequestError where there are none."""
+        return self._exchange.export(token_ids)
+
+    def import_kv(self, entries: KVEntries) -> str:
+        """Make entries findable for requests of the `kv_provenance` that is returned.
+
+        Raises: RequestError when they do not fit; CapacityError when there are not enough pages.
+        """
+        provenance = self._exchange.load(entries)
+        self._after_change()
+        return provenance
 
     def inspect(self, max_sequences: int = 20) -> Snapshot:
         """What it holds now, with at most so many sequences."""
@@ -170,7 +189,7 @@ class Engine:
     def _run(self, plan: StepPlan, beat: Callable[[], None] | None) -> StepOutput | None:
         """Submit a plan, if it is not empty; what the oldest step drew, once enough are in flight."""
         scheduler = self.scheduler
-        if plan.rows:
+        if not plan.is_empty:
             self._executor.submit(plan)
             if plan.masked:
                 self._executor.send_masks(fill_masks(scheduler.matchers, self.vocab_size))

@@ -21,7 +21,8 @@ from core.model.pooling import Pooling
 from core.plan import Plan
 
 if TYPE_CHECKING:
-    from core.engine.runner import Flight, Runner
+    from core.engine.flight import Flight
+    from core.engine.runner import Runner
     from core.kernels.bind import Tap
     from core.model.load import Progress
 
@@ -31,13 +32,14 @@ BEAT_S = 0.25  # between looks at the other ranks, while a step runs
 
 
 class Loaded(NamedTuple):
-    """What the engine must know of what was loaded."""
+    """What the engine must know of what was loaded. `shape` is what KV entries depend on beside weights, by name."""
 
     plan: Plan
     groups: tuple[KVGroup, ...]
     formats: tuple[str, ...]
     vocab_size: int
     pooling: Pooling | None
+    shape: dict[str, str]
 
 
 class Executor:
@@ -109,13 +111,17 @@ class Executor:
             self._is_broken = self._is_broken or self.runner.loses(launched=True)
             raise
 
+    def run(self, call: Callable[[Runner], T]) -> T:
+        """Do something between two steps, on the device thread, and wait for it. Raises what it raises."""
+        return self._thread.submit(call, self.runner).result()
+
     def check(self) -> None:
         """Raises: DeviceError when another rank is gone."""
         if self._others:
             self._others.check()
 
     def drop(self) -> None:
-        """Wait for the steps in flight and forget them, after one of them failed.
+        """Wait for the steps in flight, and for transfers, and forget them, after one of them failed.
 
         Raises: DeviceError when that leaves other ranks in the middle of a step (they are ended), or no KV cache.
         """
@@ -127,6 +133,7 @@ class Executor:
             if self._is_broken:
                 ranks, cache = "ranks cannot leave a step that failed", "the KV cache went with a step that failed"
                 raise DeviceError(f"{ranks if self._others else cache}: restart the engine")
+            self._thread.submit(self.runner.transfers.drain).result()
         except DeviceError:
             if self._others:
                 self._others.kill()
@@ -141,11 +148,17 @@ class Executor:
             self._flights.popleft().exception()
 
     def close(self) -> None:
-        """Stop. Steps in flight are finished first."""
+        """Stop. Steps and transfers in flight are finished first."""
         self._forget()
+        try:
+            self._thread.submit(self._end).result()
+        finally:
+            self._thread.shutdown()
+
+    def _end(self) -> None:
+        self.runner.transfers.drain()
         if self._others:
-            self._thread.submit(self._others.close).result()
-        self._thread.shutdown()
+            self._others.close()
 
 
 def open_executor(
@@ -164,7 +177,7 @@ def open_executor(
         runner = open_runner(assembly, config, progress)
         runner.warm_up(compiling)
         a = assembly
-        loaded.append(Loaded(runner.plan, a.groups, a.formats, a.vocab_size, a.source.pooling))
+        loaded.append(Loaded(runner.plan, a.groups, a.formats, a.vocab_size, a.source.pooling, a.shape))
         return runner
 
     try:

@@ -112,7 +112,8 @@ class Front:
             structured=sampling.structured,
             priority=priority,
             cache_salt=cache_salt,
-            prefix_keys=self._keys(ids, cache_salt),
+            kv_provenance=sampling.kv_provenance,
+            prefix_keys=self._keys(ids, cache_salt, sampling.kv_provenance),
             arrival_s=self._clock.now_s(),
         )
 
@@ -152,9 +153,10 @@ class Front:
             arrival_s=self._clock.now_s(),
         )
 
-    def _keys(self, ids: list[int], cache_salt: str) -> bytes:
+    def _keys(self, ids: list[int], cache_salt: str, provenance: str = "") -> bytes:
         info = self._info
-        return chain_keys(root_key(info.spec, cache_salt), ids, info.page_tokens) if info.prefix_caching else b""
+        root = root_key(info.spec, cache_salt, provenance)
+        return chain_keys(root, ids, info.page_tokens) if info.prefix_caching else b""
 
     def _bad_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Ids of each word, as it stands at the start of a text and after a space."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from core.config import EngineConfig
 from core.engine.defaults import read_defaults
 from core.engine.engine import Engine
+from core.engine.entries import KVEntries
 from core.engine.front import Front
 from core.engine.output import Delta, TextOutput
 from core.errors import CoreError, DeviceError, RequestError
@@ -144,6 +145,22 @@ class LLM:
             )
             for request in requests
         ]
+
+    def export_kv(self, prompt: Prompt) -> KVEntries:
+        """What the KV cache holds of a prompt, for `import_kv` of another engine: of its longest prefix in whole pages
+        that was computed here for requests without a cache salt.
+
+        Raises: RequestError where nothing of it is cached, and where entries cannot be exported.
+        """
+        return self._engine.export_kv(self._prompt_ids(prompt))
+
+    def import_kv(self, entries: KVEntries) -> str:
+        """Take in entries of another engine with the same model. Returns their provenance: requests that name it in
+        `SamplingParams.kv_provenance` rest on them, as long as they are cached; no other request does.
+
+        Raises: RequestError when they do not fit; CapacityError when there are not enough pages.
+        """
+        return self._engine.import_kv(entries)
 
     def _serve(self, requests: Sequence[Request], take: Callable[[SequenceOutput], object]) -> None:
         """Run these requests to their ends; `take` gets each output. Whatever stops it ends them all.

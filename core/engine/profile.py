@@ -23,7 +23,7 @@ from core.clock import Clock, SystemClock
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from core.engine.runner import Flight
+    from core.engine.flight import Flight
     from core.engine.step import StepOutput, StepPlan
     from core.kernels.bind import Tap
 

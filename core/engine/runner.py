@@ -1,82 +1,29 @@
 """Runs steps on one device: holds the model, its weights, the KV planes and the rows.
 
-Owns nothing of scheduling: it sees plans and answers with ids. Everything here runs on the device's launch thread,
-except `Flight.output`, which only waits and reads host memory.
+Owns nothing of scheduling: it sees plans and answers with ids. Everything here runs on the device's launch thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from core.engine.canonical import Canonical
 from core.engine.compiled import CompiledStep, Compiles, warm_up
+from core.engine.flight import Flight, Reported, Wanted
 from core.engine.pack import DrawInput, Packer, StepInput
 from core.engine.rows import Rows
-from core.engine.step import StepDropped, StepOutput, StepPlan
+from core.engine.step import StepDropped, StepPlan
+from core.engine.transfers import Transfers
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
 from core.model.layers import Model, Planes, Weights
 from core.plan import Plan
 from core.plugin.device import Device, Event
 from core.plugin.facts import Need
-from core.request import Logprobs
-
-Reported = tuple[torch.Tensor, ...]
-"""Log-probabilities of a step's logit rows: logprob_L and rank_L of the token drawn or scored, top_logprobs_LK and
-top_ids_LK of the likeliest ones, and for each column of `Extras.named` its logprob_L."""
-
-
-class Wanted(NamedTuple):
-    """How many likeliest tokens one row reports (-1: there is no report), and which others."""
-
-    num_top: int
-    ids: list[int]
-
-
-@dataclass
-class Flight:
-    """A step that was launched: what it draws, and log-probabilities and hidden states where asked for, on the host."""
-
-    ids: torch.Tensor
-    num_ids: int
-    arrived: list[Event]
-    reported: Reported | None
-    wanted: list[Wanted]  # per sampling item
-    scored: list[tuple[int, int]]  # per scoring item: how many rows, how many likeliest tokens
-    hidden: torch.Tensor | None  # rows of hidden states, from the first to the last that is wanted
-    embeds: list[int]  # which draws' rows those are that are wanted
-
-    @torch.inference_mode()
-    def output(self) -> StepOutput:
-        """Wait for the step and read what it drew."""
-        for event in self.arrived:
-            event.synchronize()
-        ids = self.ids[: self.num_ids].tolist()
-        if self.reported is None:
-            return StepOutput(ids, hidden=self._hidden_states())
-        rows = [list(column) for column in zip(*(column.tolist() for column in self.reported), strict=True)]
-        logprobs = [_report(row, *w) if w.num_top >= 0 else None for row, w in zip(rows, self.wanted, strict=False)]
-        prompts, start = [], self.num_ids
-        for size, k in self.scored:
-            prompts.append([_report(row, k, []) for row in rows[start : start + size]])
-            start += size
-        return StepOutput(ids, logprobs, prompts, self._hidden_states())
-
-    def _hidden_states(self) -> list[bytes]:
-        if self.hidden is None:
-            return []
-        rows = self.hidden.float().numpy().astype("<f4")
-        return [rows[i - self.embeds[0]].tobytes() for i in self.embeds]
-
-
-def _report(row: list[Any], k: int, ids: list[int]) -> Logprobs:
-    logprob, rank, top_logprobs, top_ids, *named = row
-    found = dict(zip(top_ids[:k], top_logprobs[:k], strict=True)) | dict(zip(ids, named, strict=False))
-    return Logprobs(logprob, rank, list(found), list(found.values()))
 
 
 class StepFunction:
@@ -173,11 +120,15 @@ class Runner:
         weights: Weights,
         kv: list[list[Planes]],
         *,
+        transfers: Transfers,
+        canonical: Canonical | None,
         max_blocks: int,
         vocab_size: int,
         compiles: bool,
     ) -> None:
-        """`compiles`: steps are compiled; then `weights` and `kv` are as the device keeps them."""
+        """canonical   None where nothing but steps can read KV planes
+        compiles    steps are compiled; then `weights` and `kv` are as the device keeps them
+        """
         num_rows, sets = plan.max_num_seqs + 1, plan.pipeline_depth + 1
         self.plan = plan
         self._device = device
@@ -185,6 +136,8 @@ class Runner:
         self._step = self._compiled or step
         self.weights = weights
         self.kv = kv  # per group, per layer: its planes
+        self.transfers = transfers
+        self._canonical = canonical
         self._rows = Rows(num_rows, max_blocks, len(kv))
         self._packer = Packer(
             device,
@@ -207,8 +160,11 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Flight:
-        """Start one step."""
+        """Start one step, and the transfers that come with it."""
         self._rows.apply(plan)
+        self.transfers.start(plan, self.kv)
+        if not plan.rows:
+            return Flight(self.transfers, plan.waits)
         x = self.pack(plan)
         logits_LV, hidden_LE, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         ids_L, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
@@ -224,7 +180,8 @@ class Runner:
             reported = tuple(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device)
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
         hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
-        return Flight(host, sum(plan.samples), arrived, reported, wanted, scored, hidden, plan.embeds)
+        drawn = host, sum(plan.samples), arrived
+        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds)
 
     def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
         """Start copying the rows of these draws, and of those between: one copy, and few rows more."""
@@ -271,6 +228,21 @@ class Runner:
     def compiles(self) -> Compiles:
         """What was compiled so far."""
         return self._compiled.compiles if self._compiled else Compiles()
+
+    @property
+    def can_exchange(self) -> bool:
+        """Whether KV pages can be read and written in the canonical form."""
+        return self._canonical is not None
+
+    def read_pages(self, pages: list[list[int]]) -> list[torch.Tensor]:
+        """Pages of each KV group in the canonical form, [layers, 2, N, page, H, D], on the host."""
+        assert self._canonical is not None
+        return self._canonical.read(self.kv, pages)
+
+    def write_pages(self, pages: list[list[int]], entries: list[torch.Tensor]) -> None:
+        """Write such entries into pages."""
+        assert self._canonical is not None
+        self._canonical.write(self.kv, pages, entries)
 
     def loses(self, *, launched: bool) -> bool:
         """Whether the KV cache went with a step that failed: while it was launched, or (`launched`) afterwards.

@@ -7,8 +7,8 @@ over, one token more after each draw: all are that one case.
 Steps may be in flight: `schedule` is called again before `update` has told what the last step drew. Tokens in flight
 count as computed, ids to be drawn as known; the runner reads such an id from the device. What follows:
 - a sequence that stops has perhaps been scheduled once more; that draw is thrown away;
-- a sequence that leaves (finished or preempted) keeps its pages and its row until nothing of it is in flight, and these
-  coming pages are counted before anyone else is preempted for want of pages;
+- pages of sequences that leave (`core.engine.roster`) come free later: these coming pages are counted before anyone
+  else is preempted for want of pages;
 - an empty plan while a step is in flight means: retire that step first.
 """
 
@@ -17,51 +17,52 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence as Sequences
+
+import msgspec
 
 from core.clock import SYSTEM, Clock
 from core.engine.batch import Batch, Item, retire
 from core.engine.grammar import Matcher
-from core.engine.sequence import Sequence, Status, check_length
+from core.engine.roster import Roster
+from core.engine.sequence import Sequence, Status
 from core.engine.step import StepOutput, StepPlan
 from core.engine.step_sizes import StepSizes
-from core.errors import RequestError
-from core.kv.accounts import check_idle
-from core.kv.cache import KVCache
-from core.kv.prefix import root_key
-from core.request import Logprobs, Request, SequenceOutput
+from core.kv.cache import KVCache, Lease
+from core.request import Logprobs, SequenceOutput
 
 
-class Scheduler:
-    """Owns every sequence, from `add` until its last output.
+class Scheduler(Roster):
+    """Plans what the sequences of a roster compute.
 
     max_tokens    tokens in a step, at most
     max_seqs      sequences that run at a time, at most; also rows (1 .. max_seqs)
     max_model_len prompt and output together, at most
     spec          identity of the cache's content (`core.kv.prefix.spec_digest`)
     clock         when sequences are admitted, for outputs to tell
+    num_swap_pages   on the host, per KV group
     """
 
     def __init__(
-        self, cache: KVCache, *, max_tokens: int, max_seqs: int, max_model_len: int, spec: bytes, clock: Clock = SYSTEM
+        self,
+        cache: KVCache,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_model_len: int,
+        spec: bytes,
+        clock: Clock = SYSTEM,
+        num_swap_pages: Sequences[int] = (),
     ) -> None:
-        self.cache, self.spec, self._clock = cache, spec, clock
-        self.max_tokens, self.max_seqs, self.max_model_len = max_tokens, max_seqs, max_model_len
-        self.num_steps = self.num_preemptions = 0
+        super().__init__(
+            cache, max_seqs=max_seqs, max_model_len=max_model_len, spec=spec, num_swap_pages=num_swap_pages
+        )
+        self.max_tokens, self._clock = max_tokens, clock
+        self.num_steps = 0
         self.step_sizes = StepSizes()
         self.num_prefix_queries = self.num_prefix_hits = 0  # tokens, of the first admission of each request
-        self.running: list[Sequence] = []  # in order: the last one is the first to be preempted
-        self._waiting: list[Sequence] = []  # a heap, in the same order
-        self._by_id: dict[str, Sequence] = {}
-        self._leaving: set[Sequence] = set()
-        self._rows = list(range(max_seqs, 0, -1))
         self._flights: deque[list[Item]] = deque()
-        self._edits: list[tuple[int, int, int, int]] = []
-        self._drawn: list[tuple[int, int]] = []
         self.matchers: list[Matcher] = []  # of the plan made last: what fills a mask for each of its `masked` draws
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._by_id) - len(self.running)
 
     @property
     def num_in_flight(self) -> int:
@@ -70,35 +71,8 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to schedule or to retire."""
-        return bool(self._by_id or self._flights)
-
-    def add(self, request: Request) -> None:
-        """Queue a request; one with a grammar waits for `loaded`. Raises: RequestError when it can never be served."""
-        check_length(request, self.max_model_len)
-        if request.request_id in self._by_id:
-            raise RequestError(f"request id {request.request_id!r} is in use: choose another", "request_id")
-        root = root_key(self.spec, request.cache_salt)
-        seq = Sequence(request, root, list(request.prompt_ids), request.prefix_keys)
-        self._by_id[request.request_id] = seq
-        if request.structured is not None:
-            seq.status = Status.LOADING
-        else:
-            heapq.heappush(self._waiting, seq)
-
-    def loaded(self, request_id: str, matcher: Matcher) -> None:
-        """Queue a request that waited for its grammar."""
-        seq = self._by_id[request_id]
-        seq.status, seq.matcher = Status.WAITING, matcher
-        heapq.heappush(self._waiting, seq)
-
-    def abort(self, request_id: str) -> SequenceOutput | None:
-        """End a request now. None when it has ended already."""
-        seq = self._by_id.get(request_id)
-        if seq is None:
-            return None
-        self._finish(seq)
-        return SequenceOutput(request_id, [], "abort")
+        """Whether there is anything to schedule, to retire or to transfer."""
+        return bool(self._by_id or self._flights or self.swaps.under_way)
 
     def fail(self, message: str) -> list[SequenceOutput]:
         """End every sequence of the steps in flight with an error: what they computed is not known."""
@@ -115,25 +89,35 @@ class Scheduler:
                 seq.status = Status.FINISHED
             self._leaving.discard(seq)
             self._vacate(seq)
+        for seq in self.swaps.give_up():
+            if seq.status is Status.LOADING:
+                self.running.remove(seq)
+                seq.status = Status.PREEMPTED
+            self._leaving.discard(seq)
+            self._vacate(seq, swap=False)
         return outputs
 
     def schedule(self) -> StepPlan:
         """Plan the next step. Empty when nothing can run before a step in flight retires."""
-        batch = Batch(self.max_tokens, self.max_seqs)
+        batch = Batch(self.max_tokens, self.max_seqs, self.swaps.transferred)
         room = self._continue_running(batch)
         if room:
             self._admit_waiting(batch)
         plan = batch.plan
-        if batch.items:
+        plan.transfers.extend(self.swaps.take_new())
+        if not plan.rows and not self._flights and self.swaps.under_way:
+            plan = msgspec.structs.replace(plan, waits=True)
+        if not plan.is_empty:
             plan.edits.extend(self._edits)
             plan.drawn.extend(self._drawn)
             self._edits.clear()
             self._drawn.clear()
             self._flights.append(batch.items)
+        if plan.rows:
             self.num_steps += 1
             self.step_sizes.add(self.max_tokens - batch.budget)
         self.matchers = batch.matchers
-        stuck = not batch.items and not self._flights
+        stuck = plan.is_empty and not self._flights
         assert not stuck or all(seq.status is Status.LOADING for seq in self.sequences()), "nothing can run"
         return plan
 
@@ -154,7 +138,7 @@ class Scheduler:
                     batch.add(seq, start, count)
                 else:
                     room = False
-            if seq.status is Status.RUNNING:
+            if seq.status in (Status.RUNNING, Status.LOADING):
                 position += 1
         return room
 
@@ -173,15 +157,9 @@ class Scheduler:
         return True
 
     def _can_take_soon(self, num_pages: int) -> bool:
-        """Whether pages of leaving sequences will suffice, once the steps in flight have retired."""
-        if not self._leaving:
-            return False
-        for g, pool in enumerate(self.cache.pools):
-            tables = [seq.table for seq in self._leaving if seq.table is not None]
-            coming = sum(int((pool.refs[table.held(g)] == 1).sum()) for table in tables)
-            if pool.num_available + coming < num_pages:
-                return False
-        return True
+        """Whether pages of leaving sequences will suffice, once steps in flight have retired and transfers are done."""
+        tables = [seq.table for seq in self._leaving if seq.table is not None]
+        return bool(tables) and self.cache.can_take_after(tables, num_pages)
 
     def _admit_waiting(self, batch: Batch) -> None:
         while self._waiting and self._rows and not batch.full and len(self.running) < self.max_seqs:
@@ -200,6 +178,10 @@ class Scheduler:
                 self.cache.cancel(lease)
                 return
             heapq.heappop(self._waiting)
+            if seq.host is not None and lease.num_tokens < seq.host.num_tokens:
+                self._load(seq, lease, batch)
+                continue
+            self.swaps.drop(seq)
             seq.table = self.cache.open(lease)
             seq.num_computed = lease.num_tokens
             if seq.num_cached is None:
@@ -208,9 +190,16 @@ class Scheduler:
                 self.num_prefix_hits += lease.num_tokens
             self._start(seq, batch)
 
+    def _load(self, seq: Sequence, lease: Lease, batch: Batch) -> None:
+        """Let a swapped sequence come back from the host: it runs once all of it has arrived."""
+        assert seq.host is not None
+        seq.table, seq.num_computed = self.swaps.begin_in(seq, lease), seq.host.num_tokens
+        seq.status, seq.row = Status.LOADING, self._rows.pop()
+        insort(self.running, seq)
+        batch.plan.new.append(seq.for_devices())
+
     def _start(self, seq: Sequence, batch: Batch) -> None:
-        seq.status = Status.RUNNING
-        seq.row = self._rows.pop()
+        seq.status, seq.row = Status.RUNNING, self._rows.pop()
         insort(self.running, seq)
         assert seq.table is not None
         count = min(seq.num_todo, batch.room_for(seq))
@@ -229,6 +218,13 @@ class Scheduler:
             if seq in self._leaving and not seq.num_scheduled:
                 self._leaving.remove(seq)
                 self._vacate(seq)
+        for seq in self.swaps.complete(output.transferred):
+            if seq in self._leaving:
+                self._leaving.remove(seq)
+                self._vacate(seq)
+            else:
+                self.swaps.drop(seq)
+                seq.status = Status.RUNNING
         return outputs
 
     def _advance(self, seq: Sequence, drawn: int | None, logprobs: Logprobs | None) -> SequenceOutput | None:
@@ -255,45 +251,3 @@ class Scheduler:
             self._edits += [(seq.row, *edit) for edit in self.cache.commit(table, seq.keys, num_pages, seq.token_ids)]
         if self.cache.windowed:
             self.cache.trim(table, seq.num_computed)
-
-    def _preempt(self, seq: Sequence) -> None:
-        """Take everything from a running sequence; it starts over later, from what the prefix cache still has."""
-        self.num_preemptions += 1
-        self._leave(seq, Status.PREEMPTED)
-
-    def _finish(self, seq: Sequence) -> None:
-        del self._by_id[seq.request.request_id]
-        if seq.status is Status.RUNNING:
-            self._leave(seq, Status.FINISHED)
-        else:
-            seq.status = Status.FINISHED  # waiting: dropped when its turn comes; leaving: freed when retired
-
-    def _leave(self, seq: Sequence, status: Status) -> None:
-        self.running.remove(seq)
-        seq.status = status
-        if seq.num_scheduled:
-            self._leaving.add(seq)
-        else:
-            self._vacate(seq)
-
-    def _vacate(self, seq: Sequence) -> None:
-        """Give back pages and row; a preempted sequence goes back to the queue."""
-        assert seq.table is not None
-        assert not seq.num_scheduled
-        self.cache.close(seq.table)
-        self._rows.append(seq.row)
-        self._edits = [edit for edit in self._edits if edit[0] != seq.row]
-        self._drawn = [draw for draw in self._drawn if draw[0] != seq.row]
-        seq.table, seq.row, seq.num_computed = None, 0, 0
-        seq.prompt_logprobs = []  # computed anew with the prompt
-        if seq.status is Status.PREEMPTED:
-            seq.status = Status.WAITING
-            heapq.heappush(self._waiting, seq)
-
-    def check_idle(self) -> None:
-        """Raises: AccountsError when anything is not back although nothing is queued, running or in flight."""
-        check_idle(self.cache, self._rows, self.max_seqs, len(self._leaving), len(self._edits) + len(self._drawn))
-
-    def sequences(self) -> list[Sequence]:
-        """Every sequence that has not ended, in no order."""
-        return list(self._by_id.values())

@@ -11,6 +11,7 @@ from core.engine.grammar import Matcher
 from core.engine.step import NewSequence
 from core.errors import RequestError
 from core.kv.cache import BlockTable
+from core.kv.host import HostCopy
 from core.kv.prefix import KEY_BYTES, chain_keys
 from core.model.pooling import Pooling
 from core.request import Logprobs, Request, SequenceOutput
@@ -21,7 +22,8 @@ _NO_DRAW_MASKED = f"{_NO_DRAW}, or structured, allowed_token_ids, bad_words and 
 
 
 class Status(Enum):
-    """LOADING sequences wait for their grammar, and are not in the queue yet."""
+    """LOADING sequences wait for their grammar, and are not in the queue yet; or, once admitted, for their entries to
+    come back from the host."""
 
     LOADING = "loading"
     WAITING = "waiting"
@@ -49,6 +51,8 @@ class Sequence:
     in_step         its draws depend on the ids drawn before: nothing of it is scheduled while a draw is in flight
     prompt_logprobs of prompt tokens that no output has taken yet
     embedding       the last token's hidden state, once computed, and then what is made of it
+    host            what of it lies on the host, or is on its way there, since it was preempted
+    transfer        number of the transfer of its pages that is under way; 0: none
     matcher         what its grammar allows next; None without one
     error           why nothing can be made of what was drawn
     """
@@ -63,6 +67,8 @@ class Sequence:
     num_pending: int = 0
     row: int = 0
     table: BlockTable | None = None
+    host: HostCopy | None = None
+    transfer: int = 0
     num_cached: int | None = None
     admitted_s: float = 0.0
     stop_ids: frozenset[int] = field(init=False)
@@ -99,7 +105,7 @@ class Sequence:
     @property
     def num_todo(self) -> int:
         """Tokens to schedule to catch up with all that will be known once the steps in flight have retired."""
-        if self.in_step and self.num_pending:
+        if self.status is Status.LOADING or (self.in_step and self.num_pending):
             return 0
         return min(len(self.token_ids) + self.num_pending, self.num_fed) - self.num_computed - self.num_scheduled
 

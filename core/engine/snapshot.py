@@ -20,6 +20,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
 
     retain     tokens that its layers see; None: all
     num_keys   pages that can be found again
+    num_host_pages, num_host_used   for preempted sequences
     """
 
     retain: int | None
@@ -28,6 +29,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     num_cached: int
     num_used: int
     num_keys: int
+    num_host_pages: int
+    num_host_used: int
 
 
 class SequenceSnapshot(msgspec.Struct, frozen=True):
@@ -47,6 +50,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     num_step_tokens      tokens computed in all steps
     num_steps_by_tokens  steps of up to so many tokens, for each of `core.engine.step_sizes.BOUNDS`; then larger ones
+    num_on_host          sequences that are on the host, or on their way there or back
+    num_swapped          preemptions by copying to the host; the others are computed again
+    num_swaps_refused    of these, for want of room on the host
+    num_pages_swapped_out, num_pages_swapped_in   of all groups
     num_prefix_queries   prompt tokens that were looked for in the cache
     num_prefix_hits      those of them that were found
     num_compiles         functions that the device compiled, in compile_s; num_late_compiles: after the warm-up
@@ -62,6 +69,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_step_tokens: int
     num_steps_by_tokens: list[int]
     num_preemptions: int
+    num_on_host: int
+    num_swapped: int
+    num_swaps_refused: int
+    num_pages_swapped_out: int
+    num_pages_swapped_in: int
     num_prefix_queries: int
     num_prefix_hits: int
     num_compiles: int
@@ -73,11 +85,20 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def take_snapshot(scheduler: Scheduler, compiles: Compiles, max_sequences: int) -> Snapshot:
     """With at most so many sequences."""
-    cache, running = scheduler.cache, set(scheduler.running)
+    cache, swaps, running = scheduler.cache, scheduler.swaps, set(scheduler.running)
     first = heapq.nsmallest(max_sequences, scheduler.sequences(), key=lambda seq: (seq not in running, seq.order))
     groups = [
-        GroupSnapshot(group.retain, pool.num_pages - 1, pool.num_free, pool.num_cached, pool.num_used, len(index))
-        for group, pool, index in zip(cache.groups, cache.pools, cache.indexes, strict=True)
+        GroupSnapshot(
+            retain=group.retain,
+            num_pages=pool.num_pages - 1,
+            num_free=pool.num_free,
+            num_cached=pool.num_cached,
+            num_used=pool.num_used,
+            num_keys=len(index),
+            num_host_pages=swaps.host.num_pages[g],
+            num_host_used=swaps.host.num_used(g),
+        )
+        for g, (group, pool, index) in enumerate(zip(cache.groups, cache.pools, cache.indexes, strict=True))
     ]
     return Snapshot(
         page_tokens=cache.page_tokens,
@@ -89,6 +110,11 @@ def take_snapshot(scheduler: Scheduler, compiles: Compiles, max_sequences: int) 
         num_step_tokens=scheduler.step_sizes.num_tokens,
         num_steps_by_tokens=list(scheduler.step_sizes.num_steps),
         num_preemptions=scheduler.num_preemptions,
+        num_on_host=sum(seq.host is not None for seq in scheduler.sequences()),
+        num_swapped=swaps.num_out,
+        num_swaps_refused=swaps.num_refused,
+        num_pages_swapped_out=swaps.num_pages_out,
+        num_pages_swapped_in=swaps.num_pages_in,
         num_prefix_queries=scheduler.num_prefix_queries,
         num_prefix_hits=scheduler.num_prefix_hits,
         num_compiles=compiles.num,

@@ -29,6 +29,21 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     num_prompt: int
 
 
+class Transfer(msgspec.Struct, frozen=True, array_like=True):
+    """Pages of one sequence on their way to the host, or back.
+
+    number       transfers are numbered from 1; they start in this order, and are complete in this order
+    to_host      else from there
+    pages        per KV group, on the device
+    host_pages   per KV group, their places on the host
+    """
+
+    number: int
+    to_host: bool
+    pages: list[list[int]]
+    host_pages: list[list[int]]
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One ragged batch.
 
@@ -40,6 +55,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     masked                 of the draws, in order, the numbers of those that wait for a mask: it comes after the plan,
                            while the step runs (int32 [len(masked), ceil(V / 32)], as bytes; none: the step is dropped)
     embeds                 of the draws, in order, the numbers of those whose hidden states are wanted
+    transfers              to start before this step, after all that was launched so far
+    transferred            number of the last transfer that is over in the first rank: others wait for it, because this
+                           step may use its pages
+    waits                  there is nothing to compute: the step ends when the oldest transfer does
 
     An id at a position that the runner was not given is the last one drawn for that row.
     """
@@ -54,6 +73,14 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     drawn: list[tuple[int, int]]
     masked: list[int] = msgspec.field(default_factory=list)
     embeds: list[int] = msgspec.field(default_factory=list)
+    transfers: list[Transfer] = msgspec.field(default_factory=list)
+    transferred: int = 0
+    waits: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run."""
+        return not (self.rows or self.transfers or self.waits)
 
     @property
     def num_tokens(self) -> int:
@@ -67,9 +94,11 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs         per sampling item; None where the request asked for none; empty when none did
     prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
     hidden           per entry of the plan's `embeds`: the hidden state after the last norm, float32, little-endian
+    transferred      number of the last transfer that is complete, and with it all before; 0: none
     """
 
     ids: list[int]
     logprobs: list[Logprobs | None] = msgspec.field(default_factory=list)
     prompt_logprobs: list[list[Logprobs]] = msgspec.field(default_factory=list)
     hidden: list[bytes] = msgspec.field(default_factory=list)
+    transferred: int = 0

@@ -18,6 +18,7 @@ from core.kernels.row import Implementation, Kernel, Row
 from core.kernels.table import KV_BUNDLE, TABLE
 from core.plan import Binding
 from core.plugin.facts import Need
+from core.plugin.hooks import API
 
 REFERENCE = "reference"
 _NATIVE, _ADOPTED = "native", "the reference, compiled"
@@ -44,7 +45,10 @@ class KernelSet:
         self._by_row: dict[str, list[Implementation]] = {name: [] for name in TABLE}
         for implementation in implementations:
             if implementation.row not in TABLE:
-                raise PluginError(f"{implementation.provider} supplies {implementation.row}: there is no such kernel")
+                raise PluginError(
+                    f"{implementation.provider} supplies {implementation.row}: there is no such kernel in API "
+                    f"{API[0]}.{API[1]}, which this core speaks: update core, or the plugin"
+                )
             self._by_row[implementation.row].append(implementation)
         self._overrides = dict(overrides)
         self._tap = tap

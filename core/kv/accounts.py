@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from core.kv.cache import KVCache
+from core.kv.host import HostPool
 from core.kv.pool import VALID
 
 
@@ -18,11 +19,13 @@ class AccountsError(RuntimeError):
     """Something was lost, or given back twice: a defect of ours, after which the cache cannot be trusted."""
 
 
-def check_idle(cache: KVCache, rows: Sequence[int], num_rows: int, num_leaving: int, num_changes: int) -> None:
+def check_idle(
+    cache: KVCache, host: HostPool, rows: Sequence[int], num_rows: int, num_leaving: int, num_changes: int
+) -> None:
     """Everything is back, now that nothing is queued, running or in flight.
 
     rows          that are free, of 1 .. num_rows
-    num_leaving   sequences that still wait for a step in flight
+    num_leaving   sequences that still wait for a step in flight, or for a transfer
     num_changes   edits and draws to be told to devices, of rows that nobody has any more
 
     Raises: AccountsError naming every sum that is wrong.
@@ -31,11 +34,14 @@ def check_idle(cache: KVCache, rows: Sequence[int], num_rows: int, num_leaving: 
     if len(rows) != num_rows or len(set(rows)) != num_rows:
         wrong.append(f"rows: {len(set(rows))} of {num_rows} are back, in a list of {len(rows)}")
     if num_leaving:
-        wrong.append(f"sequences: {num_leaving} wait for a step, and none is in flight")
+        wrong.append(f"sequences: {num_leaving} wait for a step or a transfer, and none is under way")
     if num_changes:
         wrong.append(f"changes: {num_changes} are pending for rows that nobody has")
     for g in range(len(cache.pools)):
         wrong += _wrong_in_group(cache, g)
+    for g, (num, free) in enumerate(zip(host.num_pages, host.free, strict=True)):
+        if len(free) != num:
+            wrong.append(f"group {g}: {len(free)} pages on the host are free, of {num}")
     if wrong:
         raise AccountsError(
             f"the engine is idle and its accounts do not balance: {'; '.join(wrong)}; "

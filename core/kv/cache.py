@@ -125,10 +125,10 @@ class KVCache:
         return end
 
     def _tail(self, group: int, end: int) -> int:
-        """Pages before boundary `end` that a group with a window must have there."""
+        """Pages before boundary `end` that a group with a window must have there; the token after it sees itself."""
         retain = self.groups[group].retain
         assert retain is not None
-        return min(end, self.pages_for(retain))
+        return min(end, self.pages_for(retain - 1))
 
     def _resume(self, group: int, keys: bytes, end: int) -> Pages:
         num = self._tail(group, end)
@@ -137,6 +137,27 @@ class KVCache:
     def open(self, lease: Lease) -> BlockTable:
         """A block table that starts with a lease and takes over its pins."""
         return BlockTable(lease, self.page_tokens)
+
+    def reopen(self, lease: Lease, num_tokens: int) -> tuple[BlockTable, list[int]]:
+        """A block table as `open`, with pages for `num_tokens` tokens, more than the lease has: entries that lie
+        elsewhere will be copied into them. Windows get only what a token from there on sees.
+
+        Returns, per group, the position of the first page to fill. The pages must be there (`can_take`).
+        """
+        table = self.open(lease)
+        known, end = table.length, self.pages_for(num_tokens)
+        self.trim(table, num_tokens)
+        starts = [max(known, self._first_seen(group.retain, num_tokens)) for group in self.groups]
+        for g, (pool, start) in enumerate(zip(self.pools, starts, strict=True)):
+            table.append(g, known, [0] * (start - known) + pool.allocate(end - start))
+            if start > known:
+                table.first[g] = start
+        table.length, table.capacity = end, end * self.page_tokens
+        return table, starts
+
+    def _first_seen(self, retain: int | None, num_computed: int) -> int:
+        """Position of the first page that a token from `num_computed` on sees."""
+        return 0 if retain is None else max(0, num_computed + 1 - retain) // self.page_tokens
 
     def missing(self, table: BlockTable, num_tokens: int) -> int:
         """Pages that each group needs for the table to hold `num_tokens` tokens."""
@@ -154,6 +175,14 @@ class KVCache:
                 for pool, most in zip(self.pools, self._most, strict=True)
             ]
         )
+
+    def can_take_after(self, tables: Sequence[BlockTable], num_pages: int) -> bool:
+        """Whether every group will have `num_pages` pages to give once these tables are closed."""
+        for g, pool in enumerate(self.pools):
+            coming = sum(int((pool.refs[table.held(g)] == 1).sum()) for table in tables)
+            if pool.num_available + coming < num_pages:
+                return False
+        return True
 
     def grow(self, table: BlockTable, num_tokens: int) -> list[Edit]:
         """Make room for `num_tokens` tokens. The pages must be there (`missing`, `can_take`)."""
@@ -205,8 +234,7 @@ class KVCache:
     def trim(self, table: BlockTable, num_computed: int) -> None:
         """Drop pages that no token from `num_computed` on can see. Devices need not know: nothing reads them."""
         for g, retain in self._windows:
-            keep = max(0, num_computed + 1 - retain) // self.page_tokens
-            keep = min(keep, table.length)
+            keep = min(self._first_seen(retain, num_computed), table.length)
             if keep > table.first[g]:
                 gone = table.pages[g][table.first[g] : keep].copy()
                 table.first[g] = keep

@@ -3,7 +3,7 @@
 A page is known by a key that covers every token up to its end:
 
     spec = SHA-256 over what the model and its cache look like (`spec_digest`)
-    root = SHA-256(spec | salt)
+    root = SHA-256(spec | salt), and of converted entries SHA-256(SHA-256(spec, provenance) | salt)
     key  = SHA-256(key of the page before, or root | token ids as little-endian u32)
 
 Bytes are canonical, so keys agree between processes and machines; Python's `hash` and pickle play no part.
@@ -41,8 +41,10 @@ def spec_digest(*parts: str) -> bytes:
     return digest.digest()
 
 
-def root_key(spec: bytes, salt: str) -> bytes:
-    """Start of every chain of one tenant: chains with different salts never meet."""
+def root_key(spec: bytes, salt: str, provenance: str = "") -> bytes:
+    """Start of every chain of one tenant: chains with different salts never meet, nor do those of entries that were
+    computed here and those that were converted from another cache (`provenance`), or rest on such."""
+    spec = spec_digest(spec.hex(), provenance) if provenance else spec
     return hashlib.sha256(spec + salt.encode()).digest()
 
 

@@ -7,13 +7,15 @@ family makes each layer of `Parts`, replaces those that it does otherwise, and h
     for each layer: sum += attention(norm(sum)); sum += mlp(norm(sum))
     logits = head(norm(sum))
 
+Draft layers, which foretell tokens after the next one, are blocks of the same kind (`core.model.mtp`).
+
 Legend as in `core.model.layers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBED, HEAD, LAYERS = "embed", "head", "model.layers"
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,19 @@ class DecoderLayer:
 
 
 class Parts:
-    """Makes the parts of layer `index`, under the names that most checkpoints use."""
+    """Makes the parts of layer `index`, under the names that most checkpoints use.
 
-    def __init__(self, config: DecoderConfig, b: Builder, index: int) -> None:
+    draft   k: the parts are those of draft layer k, which is as layer `index` is, with names of a layer past the
+            model's own and a KV group of its own
+    """
+
+    def __init__(self, config: DecoderConfig, b: Builder, index: int, draft: int = 0) -> None:
         self._config, self._b = config, b
-        self._name, self._source = f"layers.{index}", f"model.layers.{index}"
-        self.group = config.kv_groups[config.places[index].group]
+        self.index = index
+        number = config.num_layers + draft - 1 if draft else index
+        self._name, self._source = f"layers.{number}", f"{LAYERS}.{number}"
+        group = config.kv_groups[config.places[index].group]
+        self.group = replace(group, num_layers=1, lookahead=draft) if draft else group
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
@@ -70,7 +80,7 @@ class Parts:
         return self._config.num_heads * self.group.head_size, keys, keys
 
     def linear(
-        self, name: str, sources: Sequence[str], n: int, k: int, split: str, *, bias: bool = False, **more: Any
+        self, name: str, sources: Sequence[str], n: int, k: int, split: str | None, *, bias: bool = False, **more: Any
     ) -> Linear:
         full = [f"{self._source}.{source}" for source in sources]
         return Linear(self._b, f"{self._name}.{name}", full, n, k, split=split, bias=bias, **more)
@@ -129,33 +139,35 @@ class Parts:
 
 
 def embedding(config: DecoderConfig, b: Builder) -> Embedding:
-    return Embedding(b, "embed", _EMBEDDING, config.vocab_size, config.hidden_size)
+    return Embedding(b, EMBED, _EMBEDDING, config.vocab_size, config.hidden_size)
 
 
-def plain_head(config: DecoderConfig, b: Builder) -> Head:
-    source = _EMBEDDING if config.tied else _HEAD
-    return Head(b, "head", source, config.vocab_size, config.hidden_size)
+def head_source(config: DecoderConfig) -> str:
+    """The checkpoint's name of the head's weight."""
+    return _EMBEDDING if config.tied else _HEAD
 
 
 class Decoder:
     """See `core.model.layers.Model`.
 
-    layer         makes layer number i
-    embed, head   instead of the usual ones
+    layer    makes a layer of its parts
+    embed    instead of the usual one
+    finish   what becomes of the head's product before it is logits
     """
 
     def __init__(
         self,
         config: DecoderConfig,
         b: Builder,
-        layer: Callable[[int], DecoderLayer],
+        layer: Callable[[Parts], DecoderLayer],
         *,
         embed: Layer | None = None,
-        head: Layer | None = None,
+        finish: Layer | None = None,
     ) -> None:
+        self.config, self.make_layer, self.finish = config, layer, finish
         self._places = config.places
-        self._embed = embed or embedding(config, b)
-        self._ropes = [
+        self.embed = embed or embedding(config, b)
+        self.ropes = [
             RopeTable(b, f"rope{i}", partial(cos_sin_table, rope, b.max_len), rope.dim)
             for i, rope in enumerate(config.ropes)
         ]
@@ -163,16 +175,16 @@ class Decoder:
         self._first_norm = Parts(config, b, 0).norm("input_layernorm")
         indexes = range(config.num_layers)
         self._norms = [Parts(config, b, i).add_norm("input_layernorm") for i in indexes[1:]]
-        self._layers = [layer(i) for i in indexes]
+        self._layers = [layer(Parts(config, b, i)) for i in indexes]
         self._rows = LogitRows(b)
         self._norm = AddRMSNorm(b, "norm", "model.norm.weight", config.hidden_size, config.norm_eps, config.norm_add)
-        self._head = head or plain_head(config, b)
+        self.head = Head(b, HEAD, head_source(config), config.vocab_size, config.hidden_size)
 
     def __call__(
         self, w: Weights, ids_T: torch.Tensor, step: StepView, plans: Sequence[Any], kv: list[list[Planes]]
     ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
-        sum_TE = self._embed(w, ids_T)
-        cos_sin_TF = [rope(w, step.positions) for rope in self._ropes]
+        sum_TE = self.embed(w, ids_T)
+        cos_sin_TF = [rope(w, step.positions) for rope in self.ropes]
         planes = [list(group) for group in kv]
         x_TE = self._first_norm(w, sum_TE)
         for i, (layer, (g, at)) in enumerate(zip(self._layers, self._places, strict=True)):
@@ -185,4 +197,5 @@ class Decoder:
             x_TE = layer.mlp(w, x_TE)
         x_LE, sum_LE = self._rows(x_TE, step.logit_rows), self._rows(sum_TE, step.logit_rows)
         hidden_LE, _ = self._norm(w, x_LE, sum_LE)
-        return self._head(w, hidden_LE), hidden_LE, planes
+        logits_LV = self.head(w, hidden_LE)
+        return self.finish(w, logits_LV) if self.finish else logits_LV, hidden_LE, planes

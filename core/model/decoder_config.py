@@ -23,6 +23,7 @@ class DecoderConfig(ModelConfig):
     ropes      each gives a table of cosines and sines
     norm_add   added to the weights of norms: 1 where checkpoints hold them less 1
     tied       the head's weight is the embedding's
+    widest     layers that see the most at the model's own length, whatever length is asked for
     """
 
     num_heads: int
@@ -31,6 +32,7 @@ class DecoderConfig(ModelConfig):
     places: tuple[Place, ...]
     ropes: tuple[RopeConfig, ...]
     tied: bool
+    widest: tuple[int, ...]
     norm_add: float = 0.0
 
 
@@ -56,7 +58,9 @@ def read_decoder(
     kv_heads = raw.get("num_key_value_heads") or heads
     head_size = raw.get("head_dim") or head_size or hidden // heads
     length = required(raw, "max_position_embeddings")
-    groups, places = group_layers(windows or [None] * layers, kv_heads, head_size, max_len or length)
+    windows = windows or [None] * layers
+    groups, places = group_layers(windows, kv_heads, head_size, max_len or length)
+    _, own = group_layers(windows, kv_heads, head_size, length)
     return {
         "vocab_size": required(raw, "vocab_size"),
         "hidden_size": hidden,
@@ -71,6 +75,7 @@ def read_decoder(
         "places": places,
         "ropes": ropes or (read_rope({**raw, "head_dim": head_size}, max_len),),
         "tied": raw.get("tie_word_embeddings", tied),
+        "widest": tuple(i for i, place in enumerate(own) if place.group == 0),
     }
 
 

@@ -31,11 +31,13 @@ class Source:
 
     axis       along which ranks share it; None: every rank has all of it
     sections   rows of each projection, where the tensor joins several: ranks share each of them
+    columns    from which on and before which columns are taken, of a tensor that is not shared; None: all
     """
 
     name: str
     axis: int | None = None
     sections: tuple[int, ...] = ()
+    columns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class Linear:
 
     sources    checkpoint names of the projections that are joined, without ".weight"
     sections   rows of each projection, where the checkpoint has them joined in one tensor
+    columns    of the checkpoint's tensor, where this is a part of it (see `Source`)
     """
 
     def __init__(
@@ -155,11 +158,12 @@ class Linear:
         split: str | None = None,
         bias: bool = False,
         sections: tuple[int, ...] = (),
+        columns: tuple[int, int] | None = None,
     ) -> None:
         axis = {None: None, "rows": 0, "columns": 1}[split]
         n_here = b.split(n) if split == "rows" else n
         k_here = b.split(k) if split == "columns" else k
-        weights = tuple(Source(f"{s}.weight", axis, sections) for s in sources)
+        weights = tuple(Source(f"{s}.weight", axis, sections, columns) for s in sources)
         self.weight, self._linear = b.weight(f"{name}.weight", (n_here, k_here), weights)
         self.bias = None
         if bias:

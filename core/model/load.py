@@ -144,7 +144,7 @@ class Loader:
     def _check_fit(self, param: Param, source: Source, end: int, columns: slice | None) -> None:
         """Whether the part of a tensor that reaches to row `end` of a parameter has the shape it must have."""
         stored = tuple(self._source.shape(source.name))
-        width = (columns.stop - columns.start,) if columns else stored[1:]
+        width = (min(columns.stop, stored[1]) - columns.start,) if columns else stored[1:]
         joined = not source.sections or sum(source.sections) == stored[0]
         if width != param.shape[1:] or end > param.shape[0] or not joined:
             raise ConfigError(
@@ -165,6 +165,8 @@ class Loader:
     def _part(self, source: Source) -> tuple[list[slice], slice | None]:
         """The rows of a tensor that this rank needs, in order, and the columns (None: all)."""
         shape = self._source.shape(source.name)
+        if source.columns:
+            return [slice(0, shape[0])], slice(*source.columns)
         if source.axis is None or self._shard.size == 1:
             return [slice(0, shape[0])], None
         if source.axis == 1:

@@ -38,6 +38,8 @@ class Packing:
             return f"holds {' and '.join(sorted(dense))}, which has no packed form"
         if not all(self._fits(source) for source in param.sources):
             return f"{self._shard.size} ranks do not share its columns in blocks of {BLOCK}"
+        if any(column % BLOCK for source in param.sources for column in source.columns or ()):
+            return f"its columns do not begin and end with blocks of {BLOCK}"
         return None
 
     def _fits(self, source: Source) -> bool:

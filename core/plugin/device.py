@@ -18,13 +18,21 @@ if TYPE_CHECKING:
 
 
 class Event:
-    """The end of some work on the device. The default is for work that is already done."""
+    """The end of some work on the device. The default is for work that is already done.
+
+    `synchronize` and `done` are called from another thread than the device's, too.
+    """
 
     def wait(self) -> None:
         """Let work launched from now on start only after this event. Does not block the host."""
 
     def synchronize(self) -> None:
         """Block the host until the event has happened."""
+
+    def done(self) -> bool:
+        """Whether it has happened. Default: waits until it has, which is right for every event; override it not to."""
+        self.synchronize()
+        return True
 
 
 class Device(ABC):
@@ -89,6 +97,14 @@ class Device(ABC):
         self.synchronize()
         return Event()
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Work launched inside runs beside what is launched later outside, and after all that was launched before.
+        `record` inside gives its end. (optional) Default: in order with the rest.
+
+        Core copies KV pages to the host and back inside, and nothing else: compute never waits for that.
+        """
+        return nullcontext()
+
     def seed(self, seed: int) -> None:
         """Seed the device's own random generator, for kernels that use it. (optional) Default: torch's."""
         import torch
@@ -104,7 +120,8 @@ class Device(ABC):
         it is.
 
         `value` is a weight as `pack_weight` made it, a KV plane, or the ids drawn last: a tensor or a tuple of them.
-        Core passes what comes of it to compiled functions alone, and their results to `d2h` too.
+        Core passes what comes of it to compiled functions alone, and their results to `d2h` too. A device that keeps
+        tensors as they are updates KV planes in place, also in compiled functions: pages are swapped beside steps.
         """
         return value
 

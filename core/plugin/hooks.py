@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from core.plugin.facts import DeviceFacts
 
 API = (1, 0)
-"""The contract this core speaks. Plugins of this major version and of the one before are loaded."""
+"""The contract this core speaks. Plugins of this major version and of the one before are loaded.
+
+A minor version adds what has a default, and nothing else. The plan tells of a plugin that was written for a later one.
+"""
 
 hookspec = pluggy.HookspecMarker("core")
 hookimpl = pluggy.HookimplMarker("core")

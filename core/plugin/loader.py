@@ -6,6 +6,7 @@ shown by `core devices`, and stops the process only when it was asked for by nam
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -41,6 +42,11 @@ class Candidate:
     device: Device | None = None
     notes: tuple[str, ...] = ()
     patched: bool = False
+
+    @property
+    def later(self) -> str:
+        """That it was written for a later minor version than this core speaks; empty if it was not."""
+        return _later(self.name, self.plugin)
 
     def kernels(self) -> list[Any]:
         """The plugin's implementations. Imports its kernel library."""
@@ -97,6 +103,11 @@ def _by_name(found: list[Candidate], asked: str) -> Candidate:
     raise ConfigError(f"device {asked} is not known: choose among {names}, or install the plugin that provides it")
 
 
+def device_names() -> list[str]:
+    """Of every installed device plugin, none of which is imported."""
+    return [point.name for point in _points(DEVICES)]
+
+
 def _points(group: str) -> list[metadata.EntryPoint]:
     return sorted(metadata.entry_points(group=group), key=lambda point: point.name)
 
@@ -107,6 +118,10 @@ def _probe(point: metadata.EntryPoint) -> Candidate:
         return _load(point, distribution)
     except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way; the reason is kept and shown
         reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "core":
+            reason += f"; this core speaks API {_version(hooks.API)}: update core, or take the plugin's release for it"
+        elif later := _later(point.name, sys.modules.get(point.module)):
+            reason += f"; {later}"
         return Candidate(point.name, distribution, Unavailable(" ".join(reason.split())[:_REASON_CHARS]))
 
 
@@ -173,6 +188,21 @@ def check_api(name: str, api: object) -> None:
     if major not in (hooks.API[0], hooks.API[0] - 1):
         remedy = "update core" if major > hooks.API[0] else "update the plugin"
         raise PluginError(f"plugin {name} was written for API {major}, and this core speaks {hooks.API[0]}: {remedy}")
+
+
+def _later(name: str, plugin: ModuleType | None) -> str:
+    """See `Candidate.later`. A minor version only adds, so such a plugin is loaded; but it may use what is not here."""
+    match getattr(plugin, "API", None):
+        case (int(major), int(minor)) if major == hooks.API[0] and minor > hooks.API[1]:
+            return (
+                f"plugin {name} was written for API {major}.{minor}, and this core speaks {_version(hooks.API)}: "
+                "update core for what came later"
+            )
+    return ""
+
+
+def _version(api: tuple[int, int]) -> str:
+    return f"{api[0]}.{api[1]}"
 
 
 def _hooks(name: str, plugin: ModuleType) -> pluggy.PluginManager:

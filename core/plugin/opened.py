@@ -16,13 +16,23 @@ from core.plugin.loader import Candidate, explained
 
 @dataclass(frozen=True)
 class Opened:
-    """A device that is open, with its kernels. `replaced` lists what its `torch_extension` replaces of torch."""
+    """A device that is open, with its kernels.
+
+    replaced   what its `torch_extension` replaces of torch
+    later      that its plugin was written for a later minor version of the contract; empty if it was not
+    """
 
     device: Device
     where: torch.device
     facts: DeviceFacts
     implementations: tuple[Implementation, ...]
     replaced: tuple[str, ...]
+    later: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For people who read the plan."""
+        return (*self.replaced, self.later) if self.later else self.replaced
 
 
 def open_device(candidate: Candidate, index: int = 0) -> Opened:
@@ -38,7 +48,8 @@ def open_device(candidate: Candidate, index: int = 0) -> Opened:
     before = patches.snapshot()
     with explained(DeviceError, f"device {candidate.name} {index} cannot be started"):
         where = device.open(index)
-    with explained(PluginError, f"the kernels of device {candidate.name} cannot be loaded"):
+    what = f"the kernels of device {candidate.name} cannot be loaded"
+    with explained(PluginError, f"{what} ({candidate.later})" if candidate.later else what):
         implementations = tuple(candidate.kernels())
     replaced = patches.check(before, candidate.name, plugin, facts.torch_extension)
-    return Opened(device, where, facts, implementations, (*candidate.notes, *replaced))
+    return Opened(device, where, facts, implementations, (*candidate.notes, *replaced), candidate.later)

@@ -1,30 +1,12 @@
-"""Dense kernels and embedding on the CPU, in few calls of torch: a small batch costs calls, not arithmetic.
+"""Rope, activations and embedding on the CPU, in few calls of torch: a small batch costs calls, not arithmetic.
 
-Legend: T tokens, H heads, D head size, K and N columns in and out, F rotated sizes, V vocabulary, E hidden size.
+Legend: T tokens, H heads, D head size, K columns, F rotated sizes, V vocabulary, E hidden size.
 """
 
 import torch
 import torch.nn.functional as F
 
 from core.kernels.reference import dense as reference
-
-
-def linear(x: torch.Tensor, handle: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [T, K] times the weight [N, K], transposed, plus bias [N]: [T, N]."""
-    return F.linear(x, handle, bias)
-
-
-def rms_norm(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
-    """The norm of x [..., K] times w [K], rounded once."""
-    return torch.rms_norm(x, w.shape, w, eps)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor, *, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of x + residual, and x + residual, which takes the place of `residual`."""
-    residual.add_(x)
-    return torch.rms_norm(residual, w.shape, w, eps), residual
 
 
 def rope(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+from core.kernels import operators
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kernels.row import Implementation, Kernel
 from core.plugin import DeviceFacts, Support
@@ -14,9 +15,9 @@ from devices.cpu.native.linear import LinearKernels, linear
 from devices.cpu.native.rows import RowKernels
 
 _KERNELS: dict[str, Kernel] = {
-    "linear": dense.linear,
-    "rms_norm": dense.rms_norm,
-    "add_rms_norm": dense.add_rms_norm,
+    "linear": operators.linear,
+    "rms_norm": operators.rms_norm,
+    "add_rms_norm": operators.add_rms_norm,
     "rope": dense.rope,
     "act_mul": dense.act_mul,
     "embed": dense.embed,

@@ -61,7 +61,8 @@ def _tables(s: "Snapshot") -> "list[Table]":
     found = f"{s.num_prefix_hits} of {s.num_prefix_queries} ({rate})"
     engine = [
         ("sequences running, waiting", f"{s.num_running}, {s.num_waiting}"),
-        ("steps; preemptions", f"{s.num_steps}; {s.num_preemptions}"),
+        ("steps; preemptions; by swap", f"{s.num_steps}; {s.num_preemptions}; {s.num_swapped}"),
+        ("pages swapped out, in", f"{s.num_pages_swapped_out}, {s.num_pages_swapped_in}"),
         ("prompt tokens found in the cache", found if s.prefix_caching else "prefix caching is off"),
     ]
     groups = [
@@ -73,6 +74,7 @@ def _tables(s: "Snapshot") -> "list[Table]":
             k.num_cached,
             k.num_free,
             k.num_keys,
+            f"{k.num_host_used} of {k.num_host_pages}",
         )
         for g, k in enumerate(s.groups)
     ]
@@ -88,7 +90,7 @@ def _tables(s: "Snapshot") -> "list[Table]":
         )
         for q in s.sequences
     ]
-    kept = ("group", "tokens kept", "pages", "used", "cached", "free", "findable")
+    kept = ("group", "tokens kept", "pages", "used", "cached", "free", "findable", "on the host")
     held = ("sequence", "state", "prompt", "tokens", "computed", "from cache", "pages")
     return [
         table("Engine", ("what", "value"), engine),

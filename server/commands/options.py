@@ -58,6 +58,9 @@ def engine_config(
         float | None,
         typer.Option("--memory-utilization", "--gpu-memory-utilization", help="Share of the device's memory to use."),
     ] = None,
+    swap_space: Annotated[
+        float, typer.Option(metavar="GIB", help="Host memory for preempted sequences; 0: they are computed again.")
+    ] = 0.0,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV of equal prompt beginnings.")] = True,
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share every layer.")] = 1,
     pipeline_depth: Annotated[int | None, typer.Option(help="Steps prepared ahead of the running one: 0, 1.")] = None,
@@ -85,6 +88,7 @@ def engine_config(
         block_size=block_size,
         num_kv_blocks=num_kv_blocks,
         memory_utilization=memory_utilization,
+        swap_space=swap_space,
         enable_prefix_caching=enable_prefix_caching,
         tensor_parallel_size=tensor_parallel_size,
         pipeline_depth=pipeline_depth,

@@ -23,7 +23,6 @@ REFUSED = {
     "--show-hidden-metrics-for-version": "former names are there with --old-metric-names",
     "--speculative-config": "drafting is not served yet",
     "--ssl-ca-certs": "clients' certificates are not asked for; use --api-key",
-    "--swap-space": "a preempted request is computed again, nothing is swapped",
     "--tokenizer": "the tokenizer is the model's own",
     "--trust-remote-code": "code of models is never run; see models/README.md for how to add a family",
 }

@@ -197,7 +197,7 @@ def test_a_device_with_other_sizes_is_asked_as_much() -> None:
 # Devices
 
 
-@pytest.mark.parametrize("provider", ["cpu-native", "cpu", "cpu-invariant"])
+@pytest.mark.parametrize("provider", ["cpu-native", "cpu", pytest.param("cpu-invariant", marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("row", ["attn_plan", "attn_paged"])
 def test_the_cpu_passes(row: str, provider: str) -> None:
     assert failures(row, open_target("cpu"), provider) == []

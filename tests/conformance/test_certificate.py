@@ -21,6 +21,7 @@ from core.errors import ConfigError
 from core.plugin.identity import sha256
 from tests.conformance.made_bundle import edit_predicate, relist
 
+pytestmark = pytest.mark.heavy
 CORE = Path(sys.executable).parent / "core"
 NONCE = "a nonce of the verifier"
 

@@ -52,8 +52,8 @@ def run(device: str, pattern: str) -> Result:
 QUICK = (
     "kl/*way=prompt*",
     "chunks/*chunk=page+1",
-    "prefix/*",
-    "preempt/*cached=False",
+    pytest.param("prefix/*", marks=pytest.mark.heavy),
+    pytest.param("preempt/*cached=False", marks=pytest.mark.heavy),
 )
 
 
@@ -70,7 +70,7 @@ F32 = "/model=induction,dtype=float32*"
 @pytest.mark.parametrize(
     ("wrong", "fails", "passes"),
     [
-        pytest.param(ROPE, f"kl{F32}way=prompt*", None, id="rope"),
+        pytest.param(ROPE, f"kl{F32}way=prompt*", None, id="rope", marks=pytest.mark.heavy),
         pytest.param(MASK, f"greedy{F32}", f"batch{F32}", id="mask", marks=pytest.mark.heavy),
         pytest.param(STALE, f"kl{F32}way=decode*", None, id="stale", marks=pytest.mark.heavy),
         pytest.param(MIXED, f"batch{F32}", f"kl{F32}way=prompt*", id="mixed", marks=pytest.mark.heavy),
@@ -88,6 +88,7 @@ def test_wrong_kernels_fail(
         assert result.status == "pass", result.message
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", ["batch", "chunks"])
 def test_kernels_that_claim_to_be_batch_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     install_chip(monkeypatch, tmp_path, "", claimed=True)
@@ -96,6 +97,7 @@ def test_kernels_that_claim_to_be_batch_invariant(tmp_path: Path, monkeypatch: p
     assert {f.check for f in result.findings if not f.ok} == {"D"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("part", "status"), [("/ 254", "pass"), ("/ 2540", "fail")])
 def test_kv_entries_may_be_as_coarse_as_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, status: str

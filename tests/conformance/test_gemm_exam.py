@@ -57,7 +57,9 @@ def test_the_oracle_quantises() -> None:
     assert allowed.tolist() == [[0, 1, 0]]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "dtype", [*(pytest.param(d, marks=pytest.mark.heavy) for d in ("float16", "float32")), "bfloat16"]
+)
 @pytest.mark.parametrize("family", ["lattice", "cancel", "overflow"])
 def test_exact_families_are_exact_in_any_order(family: str, dtype: str) -> None:
     """Sums of every part of the terms above 0, the largest that any order has on the way, fit float32."""

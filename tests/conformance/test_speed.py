@@ -141,6 +141,7 @@ def test_grades() -> None:
     assert (nothing.grade, nothing.overall, nothing.rho) == (kept.UNGRADED, None, {})
 
 
+@pytest.mark.heavy
 def test_a_kernel_that_raises_is_wrong() -> None:
     def refuses(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
         raise RuntimeError("not at this size")
@@ -150,6 +151,7 @@ def test_a_kernel_that_raises_is_wrong() -> None:
     assert (measured.seconds, measured.eta) == (0.0, 0.0)
 
 
+@pytest.mark.heavy
 def test_a_case_that_nobody_takes_is_told() -> None:
     narrow = Implementation("rms_norm", dense.rms_norm, "narrow", Support(max_k=5))
     [measured] = record(host_target(narrow), "float32", lambda *_: None, [NORM]).cases
@@ -188,6 +190,7 @@ def test_a_device_that_states_too_much_is_told_so() -> None:
     assert found.limits.flops_per_s == 0.7e18
 
 
+@pytest.mark.heavy
 def test_a_device_that_dies_while_it_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dies = "def open(self, index):\n        exit(3)"
     source = ONLY_NORM.replace("EPS", "eps").replace("def open(self, index):", dies)

@@ -12,6 +12,7 @@ CHIP = """
 from functools import partial
 
 import torch
+from core.kernels import operators
 from core.kernels.reference import attention, kv
 from core.kernels.row import Implementation
 from core.model.rope import RopeConfig, cos_sin_table
@@ -38,7 +39,7 @@ class Chip(Device):
 
 
 kernels = {
-    "linear": dense.linear,
+    "linear": operators.linear,
     "rope": dense.rope,
     "kv_layout": kv.kv_layout,
     "kv_write": kv.kv_write,

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, cache_identity, resolve, with_kv_blocks
+from core.config import EngineConfig, cache_identity, resolve
 from core.errors import ConfigError
 from core.kv.groups import KVGroup
+from core.page_counts import with_kv_blocks, with_swap_blocks
 from core.plan import Binding, Plan
 from core.plugin.facts import DeviceFacts, ShapePolicy
 
@@ -70,7 +71,8 @@ def test_what_is_least_is_taken() -> None:
 
 def test_an_accelerator_by_default() -> None:
     made = plan()
-    assert made.decided_by.keys() == {name for name, _, _ in made.rows()} - {"num_kv_blocks", "certificate"}
+    late = {"num_kv_blocks", "num_swap_blocks", "certificate"}
+    assert made.decided_by.keys() == {name for name, _, _ in made.rows()} - late
     assert {name: decided(made, name) for name in made.decided_by} == {
         "model": ("smollm2", "asked for"),
         "device": ("warp", "found on this machine"),
@@ -269,6 +271,41 @@ def test_a_length_asked_for_must_fit() -> None:
     ):
         kv(small(**asked), free=140, **asked)
     assert kv(small(**asked), free=220, **asked).max_model_len == 150
+
+
+def swap(space: float, page_bytes: tuple[int, ...] = (2**20,), **given: Any) -> Plan:
+    """By default, pages of 1 MiB, and a host with 3 GiB free."""
+    groups = (KVGroup(1, 1, 1),) * len(page_bytes)
+    given = {"in_place": True, "free_bytes": 3 * 2**30, "made": small(), **given}
+    return with_swap_blocks(
+        given.pop("made"), EngineConfig(swap_space=space), groups=groups, page_bytes=page_bytes, **given
+    )
+
+
+def test_pages_on_the_host() -> None:
+    assert decided(swap(0, (10, 10)), "num_swap_blocks") == ((0, 0), "default")
+    assert decided(swap(0, in_place=False, free_bytes=0), "num_swap_blocks") == ((0,), "default")
+    assert decided(swap(0.01), "num_swap_blocks") == ((10,), "0.01 GiB")
+    assert decided(swap(0.01, (2**20, 2**20)), "num_swap_blocks") == ((5, 5), "0.01 GiB"), "groups have the same number"
+    assert decided(swap(3), "num_swap_blocks") == ((21,), "every sequence at full length")
+
+
+def test_pages_on_the_host_that_cannot_be_had() -> None:
+    with pytest.raises(ConfigError, match=r"swap_space is 4 GiB for each of 1 ranks: the host has 3\.00 GiB free; ask"):
+        swap(4)
+    ranks = plan(EngineConfig(tensor_parallel_size=2), split={"KV heads": 4})
+    with pytest.raises(ConfigError, match=r"swap_space is 2 GiB for each of 2 ranks: the host has 3\.00 GiB free"):
+        swap(2, made=ranks)
+    with pytest.raises(ConfigError, match=r"0\.0001 GiB: one KV page of every group takes 0\.002 GiB; ask for more"):
+        swap(0.0001, (2**20, 2**20))
+    with pytest.raises(ConfigError, match=r"device warp keeps KV pages in a form of its own.*leave it out"):
+        swap(1, in_place=False)
+
+
+@pytest.mark.parametrize("space", [-1.0, float("nan"), float("inf")])
+def test_no_room_on_the_host(space: float) -> None:
+    with pytest.raises(ConfigError, match=f"swap_space is {space}: it must be a number of GiB, at least 0"):
+        EngineConfig(swap_space=space).check()
 
 
 @pytest.mark.parametrize("free", [0, 10, 19, 39])

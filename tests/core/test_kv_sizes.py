@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, resolve, with_kv_blocks
+from core.config import EngineConfig, resolve
 from core.errors import ConfigError
 from core.kv.groups import KVGroup
+from core.page_counts import with_kv_blocks
 from core.plan import Plan
 from core.plugin.facts import DeviceFacts
 

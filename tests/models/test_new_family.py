@@ -18,7 +18,7 @@ LLAMA_NORM = "post_attention_layernorm"
 # Llama, but for the name of a norm in checkpoints, and a first layer that does not see positions.
 FAMILY = """
 from core.model.attention import Unturned
-from core.model.decoder import Decoder, DecoderLayer, Parts
+from core.model.decoder import Decoder, DecoderLayer
 from core.model.decoder_config import DecoderConfig, only, read_decoder
 from core.model.spec import ModelSpec
 from core.plugin import hookimpl
@@ -33,10 +33,9 @@ def read_config(raw, max_len):
 
 
 def build(config, b):
-    def layer(index):
-        parts = Parts(config, b, index)
+    def layer(parts):
         return DecoderLayer(
-            parts.attention(parts.rotary() if index else Unturned()),
+            parts.attention(parts.rotary() if parts.index else Unturned()),
             parts.add_norm("stripe_norm"),
             parts.mlp(),
         )

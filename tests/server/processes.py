@@ -78,12 +78,14 @@ def run_core(
 
 
 @contextmanager
-def serve(folder: Path, *args: str, key: str = "none", env: dict[str, str] | None = None) -> Iterator[Server]:
+def serve(
+    folder: Path, *args: str, key: str = "none", env: dict[str, str] | None = None, core: str = CORE
+) -> Iterator[Server]:
     """`core serve ARGS` until the block ends; it must then stop within `STOP_S` and leave no process behind."""
     log = folder / "server.log"
     environment = {**os.environ, **(env or {})}
     with log.open("wb") as stderr:
-        process = subprocess.Popen([CORE, "serve", *args, "--port", "0"], stdout=stderr, stderr=stderr, env=environment)
+        process = subprocess.Popen([core, "serve", *args, "--port", "0"], stdout=stderr, stderr=stderr, env=environment)
     try:
         server = Server(process, _address(process, log), log, key)
         family = psutil.Process(process.pid).children(recursive=True)

@@ -155,6 +155,7 @@ def test_chat() -> None:
     assert done.stdout.count("> ") == 3
 
 
+@pytest.mark.heavy
 def test_convert_writes_what_core_and_others_read(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     assert run_core("convert", "smollm2", str(folder)).returncode == 0
@@ -166,6 +167,7 @@ def test_convert_writes_what_core_and_others_read(tmp_path: Path) -> None:
     assert run_core(args[0], str(folder), *args[1:]).stdout == run_core(*args).stdout
 
 
+@pytest.mark.heavy
 def test_bench_measures_what_was_asked() -> None:
     args = ("--device", "null", "--batch-size", "2", "--prefill-len", "64", "--output-len", "8", "--num-iters", "1")
     measured = json.loads(run_core("bench", "latency", *args, "--json").stdout)

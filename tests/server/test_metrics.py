@@ -21,7 +21,12 @@ ALL = (
         )
         for part in ("count", "sum", 'bucket{le="+Inf"}')
     ),
+    *("cpu_cache_usage_perc", "num_requests_swapped"),
     *(f"core:{name}_total" for name in ("compiles", "compile_seconds", "late_compiles")),
+    *(
+        f"core:{name}_total"
+        for name in ("preemptions_swapped", "swaps_refused", "pages_swapped_out", "pages_swapped_in")
+    ),
     *(f'request_success_total{{finished_reason="{reason}"}}' for reason in ("stop", "length", "abort", "error")),
 )
 
@@ -29,7 +34,7 @@ ALL = (
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With pages for two sequences of the full length, so that a third one is preempted; and with the former names."""
-    size = ("--num-kv-blocks", "33", "--max-model-len", "256", "--max-num-seqs", "4")
+    size = ("--num-kv-blocks", "33", "--max-model-len", "256", "--max-num-seqs", "4", "--swap-space", "0.001")
     with serve(tmp_path_factory.mktemp("small"), "--device", "null", *size, "--old-metric-names") as server:
         yield server
 
@@ -142,6 +147,9 @@ def test_preemptions(small: Server) -> None:
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [150] * 4
     happened = small.get("/kv").json()["num_preemptions"] - before
     assert change.of("num_preemptions_total") == happened > 0
+    swapped, refused = change.of("core:preemptions_swapped_total"), change.of("core:swaps_refused_total")
+    assert swapped + refused == happened
+    assert change.of("core:pages_swapped_out_total") >= change.of("core:pages_swapped_in_total") > 0
     assert change.of("generation_tokens_total") == 600
 
 

@@ -16,7 +16,10 @@ def kv_copy(planes: Planes, source_pages: torch.Tensor, target_pages: torch.Tens
 def kv_swap(
     target: Planes, source: Planes, target_pages: torch.Tensor, source_pages: torch.Tensor, *, layout: KVLayout
 ) -> Planes:
-    """Copy pages [N] of `source` to pages [N] of `target`, which may lie in another memory; target in place."""
+    """Copy pages [N] of `source` to pages [N] of `target`, which may lie in another memory; target in place.
+
+    Page numbers are on the host, which tells a copy engine of them: nothing need be waited for.
+    """
     for plane, into, out_of in zip(layout.planes, target, source, strict=True):
         axis = plane.page_axis
         moved = out_of.index_select(axis, source_pages.to(out_of.device))

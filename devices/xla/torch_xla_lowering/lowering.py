@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,16 @@ from torch_xla.core import xla_model
 from core.plugin import Event, Memory
 from devices.xla.torch_xla_lowering.compile import CompiledFunction, Row, is_on_device, to_device
 
+CACHE_VARIABLE, KEPT = "XLA_COMPILATION_CACHE_SIZE", "512"
+"""How many compiled functions torch_xla keeps. A step has fewer; by itself it keeps 2,048, and on a processor each is
+dozens of mappings of memory, of which Linux allows a process 65,530: certification ran out of them."""
+
 
 class TorchXlaLowering:
     """As `devices.xla.lowering.Lowering` says."""
 
     def open(self) -> None:
+        os.environ.setdefault(CACHE_VARIABLE, KEPT)
         torch_xla.device()
 
     def memory(self) -> Memory | None:

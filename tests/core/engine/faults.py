@@ -140,10 +140,12 @@ def faulty_device(folder: Path) -> Iterator[Fuse]:
 class Bench:
     """An engine of few rows and pages, and what each request gives alone."""
 
-    def __init__(self, model: Path, depth: int, fuse: Fuse, alone: list[Got] | None = None) -> None:
+    def __init__(
+        self, model: Path, depth: int, fuse: Fuse, alone: list[Got] | None = None, swap_space: float = 0.0
+    ) -> None:
         config = EngineConfig(
             model=str(model), device="faulty", pipeline_depth=depth, max_num_seqs=MAX_SEQS, max_num_batched_tokens=24,
-            num_kv_blocks=11, block_size=4, max_model_len=32,
+            num_kv_blocks=11, block_size=4, max_model_len=32, swap_space=swap_space,
         )  # fmt: skip
         self.fuse = fuse
         self.engine = Engine(config, tap=fuse.tap)

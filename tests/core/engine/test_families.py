@@ -73,7 +73,7 @@ def test_plain(open_engine, model):
     check(model, [*engine.run([TEXT[:i] for i in lengths]), *engine.run([TEXT], max_tokens=30)])
 
 
-@pytest.mark.parametrize("chunk", [1, PAGE - 1, PAGE + 1])
+@pytest.mark.parametrize("chunk", [1, PAGE + 1, pytest.param(PAGE - 1, marks=pytest.mark.heavy)])
 def test_chunks(open_engine, model, chunk):
     engine = open_engine(model, enable_prefix_caching=False, max_num_batched_tokens=chunk)
     check(model, engine.run([TEXT[:100], TEXT[:40], OTHERS[0]], max_tokens=4))
@@ -128,14 +128,14 @@ def test_a_cache_in_int8_with_windows(open_engine, folders, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("depth", [0], indirect=True)
-@pytest.mark.parametrize("family", ["phi3", "gemma3"])
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("phi3", marks=pytest.mark.heavy)])
 def test_two_ranks(open_engine, folders, family, depth):
     """Joined projections are shared one by one, norms of heads by all ranks."""
     engine = open_engine(folders[family], tensor_parallel_size=2, max_num_batched_tokens=30)
     check(folders[family], engine.run([TEXT, *OTHERS[:2]], max_tokens=4))
 
 
-@pytest.mark.parametrize("device", ["cpu", "hostile"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("hostile", marks=pytest.mark.heavy)])
 def test_a_step_is_kernels_and_views(model, device, monkeypatch, tmp_path):
     if device == "hostile":
         install_hostile(monkeypatch, tmp_path / "hostile")

@@ -64,7 +64,7 @@ def test_every_position_together(open_engine, device, tiny_llama_dir):
     check(device, tiny_llama_dir, runs)
 
 
-@pytest.mark.parametrize("chunk", [1, 17, 64, *(pytest.param(n, marks=pytest.mark.heavy) for n in (15, 16, 63, 65))])
+@pytest.mark.parametrize("chunk", [1, 17, *(pytest.param(n, marks=pytest.mark.heavy) for n in (15, 16, 63, 64, 65))])
 def test_chunks(open_engine, device, tiny_llama_dir, chunk):
     """A prompt cut into chunks of one token, and of one page and one more or less, beside others."""
     engine = open_engine(enable_prefix_caching=False, max_num_batched_tokens=chunk)

@@ -87,7 +87,7 @@ def test_a_run_on_the_cpu(tiny_llama_dir: Path, tmp_path: Path, depth: int, monk
         "pack_weight",
     }
     called = set(on_device["launch"]) | set(on_device[None])
-    assert called - {"launch", "pack"} == bound
+    assert called - {"launch", "pack"} == bound - {"kv_export", "kv_import"}  # called when entries travel
 
     steps = [e for e in events if e.get("cat") == "step"]
     assert [e["id"] for e in steps if e["ph"] == "b"] == list(range(1, num_steps + 1))

@@ -1,7 +1,8 @@
 """The scheduler against an arithmetic device that reads ids back through block tables.
 
 The device keeps what each step wrote in a page pool of plain integers, so a wrong page, row, edit or ordering shows
-as a wrong token: the next token is a hash of all tokens before it, as read from the pages.
+as a wrong token: the next token is a hash of all tokens before it, as read from the pages. It may have room on a host,
+too; transfers there and back read and write at once or as late as they may, and are reported complete later still.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.engine.scheduler import Scheduler
-from core.engine.step import StepOutput, StepPlan
+from core.engine.step import StepOutput, StepPlan, Transfer
 from core.errors import RequestError
 from core.kv.cache import KVCache
 from core.kv.groups import KVGroup
@@ -40,8 +41,14 @@ def solo(prompt: list[int], max_tokens: int, stop_ids: list[int]) -> list[int]:
 class Arithmetic:
     """Executes plans in order; sees only what the plan tells."""
 
-    def __init__(self, cache: KVCache, num_pages: list[int], page: int, window: int | None) -> None:
+    def __init__(
+        self, cache: KVCache, num_pages: list[int], page: int, window: int | None, num_swap: tuple[int, ...] = ()
+    ) -> None:
         self.cache = cache
+        self.host = [np.full(n * page, -9) for n in num_swap]
+        self.rng = random.Random(5)
+        self.transferred = 0
+        self.under_way: deque[tuple[Transfer, bool]] = deque()  # each with whether it is done, though not reported
         self.page = page
         self.window = window
         self.pools = [np.full(n * page, -7) for n in num_pages]
@@ -55,6 +62,14 @@ class Arithmetic:
             self.tables[new.row] = [dict(enumerate(t)) for t in new.tables]
         for row, group, index, page in plan.edits:
             self.tables[row][group][index] = page
+        assert plan.transferred <= self.transferred
+        for transfer in plan.transfers:
+            early = self.rng.random() < 0.5
+            if early:
+                self.move(transfer)
+            self.under_way.append((transfer, early))
+        if plan.waits:
+            self.finish_oldest()
         drawn: list[tuple[int, int]] = []
         for row, start, count, samples in zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True):
             for position in range(start, start + count):
@@ -68,6 +83,29 @@ class Arithmetic:
                 drawn.append((row, self.read(row, start + count)))
         self.last.update(drawn)
         return StepOutput([token for _, token in drawn])
+
+    def move(self, transfer: Transfer) -> None:
+        for g, (pages, places) in enumerate(zip(transfer.pages, transfer.host_pages, strict=True)):
+            pool, host = self.pools[g].reshape(-1, self.page), self.host[g].reshape(-1, self.page)
+            assert 0 not in pages
+            assert len(set(pages)) == len(pages) == len(set(places)) == len(places)
+            if transfer.to_host:
+                host[places] = pool[pages]
+            else:
+                pool[pages] = host[places]
+
+    def finish_oldest(self) -> None:
+        transfer, early = self.under_way.popleft()
+        if not early:
+            self.move(transfer)
+        assert transfer.number == self.transferred + 1
+        self.transferred = transfer.number
+
+    def polled(self, output: StepOutput) -> StepOutput:
+        """What is told of transfers when a step's output is read."""
+        while self.under_way and self.rng.random() < 0.3:
+            self.finish_oldest()
+        return StepOutput(output.ids, transferred=self.transferred)
 
     def read(self, row: int, length: int) -> int:
         def at(group: int, position: int) -> int:
@@ -89,14 +127,21 @@ def make(
     max_tokens: int = 8,
     max_seqs: int = 4,
     window: int | None = None,
+    num_swap: int = 0,
 ) -> tuple[Scheduler, Arithmetic]:
     groups = [KVGroup(1, 1, 1)] + ([KVGroup(1, 1, 1, retain=window)] if window else [])
     pages = [num_pages] * len(groups)
     cache = KVCache(groups, pages, page, prefix=True)
+    swap = (num_swap,) * len(groups) if num_swap else ()
     scheduler = Scheduler(
-        cache, max_tokens=max_tokens, max_seqs=max_seqs, max_model_len=(num_pages - 1) * page, spec=b"test"
+        cache,
+        max_tokens=max_tokens,
+        max_seqs=max_seqs,
+        max_model_len=(num_pages - 1) * page,
+        spec=b"test",
+        num_swap_pages=swap,
     )
-    return scheduler, Arithmetic(cache, pages, page, window)
+    return scheduler, Arithmetic(cache, pages, page, window, swap)
 
 
 def check_accounts(scheduler: Scheduler) -> None:
@@ -110,6 +155,10 @@ def check_accounts(scheduler: Scheduler) -> None:
         assert {p: int(pool.refs[p]) for p in range(pool.num_pages) if pool.refs[p]} == held
         assert pool.num_free + pool.num_cached + len(held) == pool.num_pages - 1
         assert pool.num_used == len(held)
+    host = scheduler.swaps.host
+    copies = [seq.host for seq in {*scheduler.sequences(), *scheduler._leaving} if seq.host]
+    for g, (num, free) in enumerate(zip(host.num_pages, host.free, strict=True)):
+        assert sorted([*free, *(page for copy in copies for page in copy.pages[g])]) == list(range(num))
 
 
 def run(scheduler: Scheduler, device: Arithmetic, depth: int, between=lambda: None) -> dict[str, list[int]]:
@@ -122,12 +171,12 @@ def run(scheduler: Scheduler, device: Arithmetic, depth: int, between=lambda: No
             return outputs
         plan = scheduler.schedule()
         check_accounts(scheduler)
-        if plan.rows:
+        if not plan.is_empty:
             assert plan.num_tokens <= scheduler.max_tokens
             assert len(plan.rows) <= scheduler.max_seqs
             flights.append(device.run(plan))
-        if flights and (not plan.rows or len(flights) > depth):
-            for out in scheduler.update(flights.popleft()):
+        if flights and (plan.is_empty or len(flights) > depth):
+            for out in scheduler.update(device.polled(flights.popleft())):
                 assert out.request_id not in reasons, "output after the end"
                 outputs.setdefault(out.request_id, []).extend(out.new_ids)
                 if out.finish_reason:
@@ -162,11 +211,12 @@ def request(
     max_tokens=st.integers(1, 12),
     max_seqs=st.integers(1, 5),
     window=st.sampled_from([None, None, 3, 5]),
+    num_swap=st.sampled_from([0, 2, 12, 60]),
 )
-def test_random_workloads_give_solo_outputs(seed, depth, page, num_pages, max_tokens, max_seqs, window):
+def test_random_workloads_give_solo_outputs(seed, depth, page, num_pages, max_tokens, max_seqs, window, num_swap):
     """Shared prefixes, tiny pools, stops, aborts and priorities, at both depths: no wrong id, leak or livelock."""
     rng = random.Random(seed)
-    scheduler, device = make(num_pages, page, depth, max_tokens, max_seqs, window)
+    scheduler, device = make(num_pages, page, depth, max_tokens, max_seqs, window, num_swap)
     limit = scheduler.max_model_len
     prefix = [rng.randrange(VOCAB) for _ in range(limit // 2)]
     wanted: dict[str, list[int]] = {}
@@ -199,6 +249,7 @@ def test_random_workloads_give_solo_outputs(seed, depth, page, num_pages, max_to
             assert ids[: len(got.get(key, []))] == got.get(key, [])
         else:
             assert got[key] == ids
+    scheduler.check_idle()
     for pool in scheduler.cache.pools:
         assert pool.num_used == 0
         assert not pool.refs.any()

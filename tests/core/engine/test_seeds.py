@@ -69,7 +69,7 @@ def alone(request, tiny_llama_dir: Path) -> tuple[str, list[list[int]]]:
     return request.param, ids
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.heavy), 1])
 @pytest.mark.parametrize("case", CASES)
 def test_a_seed_draws_the_same(tiny_llama_dir, alone, case, depth):
     dtype, wanted = alone

@@ -20,13 +20,14 @@ from core.engine.scheduler import Scheduler
 from core.kv.accounts import AccountsError, check_idle
 from core.kv.cache import KVCache
 from core.kv.groups import KVGroup
+from core.kv.host import HostPool
 from core.kv.pool import FILLING, VALID
 from tests.core.engine.test_scheduler import make, request, run
 
 
 def used() -> Scheduler:
     """A scheduler of two groups that has served, so that pages are cached."""
-    scheduler, device = make(num_pages=30, window=3)
+    scheduler, device = make(num_pages=30, window=3, num_swap=9)
     for i in range(6):
         scheduler.add(request(i, [i % 3] * 7, 6))
     run(scheduler, device, 0)
@@ -78,6 +79,14 @@ def leave_draw(scheduler: Scheduler) -> None:
     scheduler._drawn.append((1, 5))
 
 
+def lose_host_page(scheduler: Scheduler) -> None:
+    scheduler.swaps.host.take([0, 1])
+
+
+def free_host_page_twice(scheduler: Scheduler) -> None:
+    scheduler.swaps.host.give([[3], []])
+
+
 @pytest.mark.parametrize(
     ("corrupt", "words"),
     [
@@ -91,6 +100,8 @@ def leave_draw(scheduler: Scheduler) -> None:
         (row_twice, r"rows: 3 of 4 are back, in a list of 4"),
         (leave_edit, r"changes: 1 are pending"),
         (leave_draw, r"changes: 1 are pending"),
+        (lose_host_page, "group 1: 8 pages on the host are free, of 9"),
+        (free_host_page_twice, "group 0: 10 pages on the host are free, of 9"),
     ],
 )
 def test_what_is_lost_is_named(corrupt: Callable[[Scheduler], None], words: str) -> None:
@@ -105,11 +116,12 @@ def test_what_is_lost_is_named(corrupt: Callable[[Scheduler], None], words: str)
 def test_the_check_is_cheap() -> None:
     """256 rows, and two groups of as many pages as 1M tokens take."""
     cache = KVCache([KVGroup(1, 1, 1), KVGroup(1, 1, 1, retain=8)], [2**16, 2**16], 16, prefix=True)
+    host = HostPool([2**14, 2**14])
     rows = list(range(1, 257))
     times_s = []
     for _ in range(100):
         start_s = time.perf_counter()
-        check_idle(cache, rows, 256, 0, 0)
+        check_idle(cache, host, rows, 256, 0, 0)
         times_s.append(time.perf_counter() - start_s)
     assert statistics.median(times_s) < 500e-6, "about 30 us on a quiet machine"
 

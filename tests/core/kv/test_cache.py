@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from core.errors import CapacityError
-from core.kv.cache import BlockTable, KVCache
+from core.kv.cache import BlockTable, KVCache, Lease
 from core.kv.groups import KVGroup
 from core.kv.pool import PageState
 from core.kv.prefix import KEY_BYTES, chain_keys, root_key
@@ -97,7 +97,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Positions that a group must have to go on from boundary `end`."""
         if group.retain is None:
             return range(end)
-        return range(max(0, end - -(-group.retain // self.page)), end)
+        return range(max(0, end - -(-(group.retain - 1) // self.page)), end)
 
     def boundary(self, seq: Sequence, limit: int) -> int:
         for end in range(limit if self.prefix else 0, 0, -1):
@@ -125,12 +125,37 @@ class CacheMachine(RuleBasedStateMachine):
             seq.held[g] = {i: group.known[seq.chain(i, self.page)] for i in self.needed(group, seq.length)}
             assert lease.pages[g].tolist() == [seq.held[g].get(i, 0) for i in range(seq.length)]
         self.alive.append(seq)
-        if keep:
+        if keep == 1 and len(ids) > seq.computed and self.room() >= -(-len(ids) // self.page) - seq.length:
+            self.reopen(seq, lease)
+        elif keep:
             seq.table = self.cache.open(lease)
         else:
             self.agrees()
             self.cache.cancel(lease)
             self.forget(seq)
+
+    def room(self) -> int:
+        """Pages that every group can hand out."""
+        return min(len(group.pages - self.used(g)) for g, group in enumerate(self.groups))
+
+    def reopen(self, seq: Sequence, lease: Lease) -> None:
+        """As if the rest of its tokens were computed, and lay elsewhere."""
+        known, seq.computed = seq.length, len(seq.ids)
+        seq.length = -(-seq.computed // self.page)
+        seq.table, starts = self.cache.reopen(lease, seq.computed)
+        for g, group in enumerate(self.groups):
+            first_seen = 0 if group.retain is None else max(0, seq.computed - group.retain + 1)
+            assert starts[g] == max(known, first_seen // self.page)
+            gone = [i for i in seq.held[g] if (i + 1) * self.page <= first_seen]
+            if gone:
+                group.released([seq.held[g].pop(i) for i in gone])
+            num, free = seq.length - starts[g], self.free(g)
+            if num > len(free):
+                free |= group.forget(num - len(free), self.used(g))
+            taken = seq.table.pages[g][starts[g] : seq.length].tolist()
+            assert set(taken) <= free
+            assert len(set(taken)) == num
+            seq.held[g].update(enumerate(taken, starts[g]))
 
     def letters(self, count: int) -> list[int]:
         return [self.rng.randrange(2) for _ in range(count)]
@@ -142,7 +167,7 @@ class CacheMachine(RuleBasedStateMachine):
         num_tokens = seq.length * self.page + more
         num = -(-num_tokens // self.page) - seq.length
         assert self.cache.missing(seq.table, num_tokens) == num
-        room = min(len(group.pages - self.used(g)) for g, group in enumerate(self.groups))
+        room = self.room()
         assert self.cache.can_take(num) == (room >= num)
         if num > room:
             # All groups have room for the same tokens, or none takes anything.

@@ -43,11 +43,17 @@ def test_a_root_follows_its_definition() -> None:
     spec = spec_digest("model", "dtype")
     assert root_key(spec, "tenant é") == hashlib.sha256(spec + "tenant é".encode()).digest()
     assert root_key(spec, "") == hashlib.sha256(spec).digest()
+    assert root_key(spec, "x", "there") == root_key(spec_digest(spec.hex(), "there"), "x")
 
 
 def test_different_salts_and_specs_never_meet() -> None:
     ids = list(range(64))
-    roots = [root_key(spec_digest(*parts), salt) for parts in (("a",), ("b",)) for salt in ("", "x", "y")]
+    roots = [
+        root_key(spec_digest(*parts), salt, provenance)
+        for parts in (("a",), ("b",))
+        for salt in ("", "x", "y")
+        for provenance in ("", "x", "y")
+    ]
     keys = [chain_keys(root, ids, 16) for root in roots]
     every = {chain[i : i + KEY_BYTES] for chain in keys for i in range(0, len(chain), KEY_BYTES)}
     assert len(every) == len(roots) * 4

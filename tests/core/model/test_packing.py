@@ -15,7 +15,7 @@ from core.engine.build import find_model
 from core.errors import ConfigError
 from core.kernels.bind import KernelSet
 from core.kernels.schemes import Q41Weight
-from core.model.layers import Builder
+from core.model.layers import Builder, Source
 from core.model.load import Loader
 from core.model.packing import Packing
 from core.model.source import ModelSource
@@ -74,6 +74,22 @@ def test_packed_weights_are_the_weights(
     check(packed, dense)
     assert {name for name, p in packed.params.items() if p.scheme == "dense" and p.packed} == set()
     assert packed.notes[0].startswith("13 of 13 weights stay packed in q4_1: 0 MiB instead of ")
+
+
+@pytest.mark.parametrize(("columns", "scheme"), [((0, 64), "q4_1"), ((64, 128), "q4_1"), ((30, 70), "dense")])
+def test_columns_are_cut_between_blocks(
+    columns: tuple[int, int], scheme: str, make_llama: Make, make_gguf: Make
+) -> None:
+    source, _ = find_model(str(make_gguf(make_llama(), "Q4_1")))
+    builder = Builder(KernelSet([], {}, Need()), Shard(), "float32", 16, max_len=64)
+    builder.scheme = Packing(source, Shard()).scheme
+    first, end = columns
+    name, _ = builder.weight("part", (64, end - first), (Source(DOWN, columns=columns),))
+    assert builder.params[name].scheme == scheme
+    loader = Loader(source, Dirty(), torch.device("cpu"), builder.kernels, dtype="float32", shard=Shard())
+    weight = loader.load(builder.params)[name]
+    wide = weight.dequantised() if isinstance(weight, Q41Weight) else weight
+    assert torch.equal(wide, source.read(DOWN)[:, first:end])
 
 
 def test_pieces_make_the_whole(make_llama: Make, make_gguf: Make, monkeypatch: pytest.MonkeyPatch) -> None:

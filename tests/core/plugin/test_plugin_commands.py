@@ -79,7 +79,8 @@ def test_two_live_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path) -> None:
     install(monkeypatch, tmp_path, "bare")
     line = refused("serve", "--port", "0", str(tiny_llama_dir), "--device", "warp")
-    assert line.startswith("error: device warp is not known: choose among bare, cpu, null, xla, or install the plugin")
+    assert line.startswith("error: device warp is not known: choose among bare, cpu, ")
+    assert line.endswith(", or install the plugin that provides it")
 
 
 @pytest.mark.parametrize("place", ["import", "open"])

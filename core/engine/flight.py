@@ -1,0 +1,87 @@
+"""A step that was launched, and what is read of it once it has ended.
+
+Owns host memory that the step's results arrive in. Reading waits for the step alone, and runs on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from core.engine.step import StepOutput
+from core.engine.transfers import Transfers
+from core.plugin.device import Event
+from core.request import Logprobs
+
+Reported = tuple[torch.Tensor, ...]
+"""Log-probabilities of a step's logit rows: logprob_L and rank_L of the token drawn or scored, top_logprobs_LK and
+top_ids_LK of the likeliest ones, and for each column of `Extras.named` its logprob_L."""
+
+
+class Wanted(NamedTuple):
+    """How many likeliest tokens one row reports (-1: there is no report), and which others."""
+
+    num_top: int
+    ids: list[int]
+
+
+@dataclass
+class Flight:
+    """What a step draws, and log-probabilities and hidden states where asked for, on the host.
+
+    transfers   polled when the output is read
+    waits       there is nothing to compute, and the output comes when the oldest transfer has ended
+    ids         drawn: the first `num_ids`
+    wanted      per sampling item
+    scored      per scoring item: how many rows, how many likeliest tokens
+    hidden      rows of hidden states, from the first to the last that is wanted
+    embeds      which draws' rows those are that are wanted
+    """
+
+    transfers: Transfers
+    waits: bool = False
+    ids: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
+    num_ids: int = 0
+    arrived: list[Event] = field(default_factory=list)
+    reported: Reported | None = None
+    wanted: list[Wanted] = field(default_factory=list)
+    scored: list[tuple[int, int]] = field(default_factory=list)
+    hidden: torch.Tensor | None = None
+    embeds: list[int] = field(default_factory=list)
+
+    @torch.inference_mode()
+    def output(self) -> StepOutput:
+        """Wait for the step and read what it drew."""
+        for event in self.arrived:
+            event.synchronize()
+        if self.waits:
+            self.transfers.wait_oldest()
+        ids = self.ids[: self.num_ids].tolist()
+        logprobs, prompt_logprobs = self._logprobs()
+        return StepOutput(ids, logprobs, prompt_logprobs, self._hidden_states(), self.transfers.poll())
+
+    def _logprobs(self) -> tuple[list[Logprobs | None], list[list[Logprobs]]]:
+        """Of what was drawn, and of prompts."""
+        if self.reported is None:
+            return [], []
+        rows = [list(column) for column in zip(*(column.tolist() for column in self.reported), strict=True)]
+        logprobs = [_report(row, *w) if w.num_top >= 0 else None for row, w in zip(rows, self.wanted, strict=False)]
+        prompts, start = [], self.num_ids
+        for size, k in self.scored:
+            prompts.append([_report(row, k, []) for row in rows[start : start + size]])
+            start += size
+        return logprobs, prompts
+
+    def _hidden_states(self) -> list[bytes]:
+        if self.hidden is None:
+            return []
+        rows = self.hidden.float().numpy().astype("<f4")
+        return [rows[i - self.embeds[0]].tobytes() for i in self.embeds]
+
+
+def _report(row: list[Any], k: int, ids: list[int]) -> Logprobs:
+    logprob, rank, top_logprobs, top_ids, *named = row
+    found = dict(zip(top_ids[:k], top_logprobs[:k], strict=True)) | dict(zip(ids, named, strict=False))
+    return Logprobs(logprob, rank, list(found), list(found.values()))

@@ -1,0 +1,1 @@
+"""Intel GPUs, through what torch itself has for them. See README.md."""

@@ -1,0 +1,1 @@
+"""What `core new-device` writes."""

@@ -1,0 +1,163 @@
+"""Engines on the simulated chip: the text of the cpu device, whatever the order of things, and no race."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core import LLM, KVEntries, RequestOutput
+from tests.devices.kunlun.programs import greedy, run
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+SCHEDULES = ["eager", "lazy", *(f"seed:{i}" for i in range(1, 6))]
+MARGIN, TINY_MARGIN = 0.5, 0.1  # of logits: closer ones may change places
+STORIES = [
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a small village by the sea,",
+]
+SMOLLM2: dict[str, Any] = {"dtype": "bfloat16", "num_kv_blocks": 90, "max_model_len": 256}
+NUM = 12
+
+
+def waves() -> list[list[str]]:
+    """Prompts of more than a page, others for each schedule."""
+    opening = "Here are a few lines that somebody wrote for the {} time, and did not finish yet, on a grey day. "
+    ordinals = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]
+    return [[opening.format(ordinal) + story for story in STORIES] for ordinal in ordinals]
+
+
+def of_the_cpu(model: str, prompts: list[Any], num: int, **options: Any) -> list[RequestOutput]:
+    with LLM(model, device="cpu", **options) as llm:
+        return llm.generate(prompts, greedy(num, logprobs=20))
+
+
+def check_text(ids: list[int], wanted: RequestOutput, margin: float = MARGIN) -> None:
+    """The cpu's text up to where its likeliest tokens are too close for a difference to mean anything."""
+    pairs = zip(ids, wanted.token_ids, wanted.logprobs, strict=True)
+    departed = next(((i, report) for i, theirs, report in pairs if i != theirs), None)
+    if departed:
+        chosen, report = departed
+        assert chosen in report.top_ids
+        assert report.top_logprobs[0] - report.top_logprobs[report.top_ids.index(chosen)] <= margin
+
+
+def alike(ids: list[int], wanted: RequestOutput) -> int:
+    """Tokens before the two depart."""
+    same = [i == theirs for i, theirs in zip(ids, wanted.token_ids, strict=True)]
+    return (*same, False).index(False)
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[list[RequestOutput]]:
+    made = of_the_cpu("smollm2", [prompt for wave in waves() for prompt in wave], NUM, **SMOLLM2)
+    return [made[i : i + len(STORIES)] for i in range(0, len(made), len(STORIES))]
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_smollm2_under_every_schedule(wanted: list[list[RequestOutput]], graphs: bool) -> None:
+    """Twice each: the second time the prompts' pages are in the cache."""
+    told = run(
+        "texts",
+        "memory_mib=900",
+        graphs=graphs,
+        model="smollm2",
+        waves=waves(),
+        schedules=SCHEDULES,
+        num=NUM,
+        **SMOLLM2,
+    )
+    for theirs, (first, again) in zip(wanted, told["found"], strict=True):
+        for output, mine, mine_again in zip(theirs, first, again, strict=True):
+            check_text(mine["ids"], output)
+            check_text(mine_again["ids"], output)
+            assert mine_again["cached"] >= 16
+    pairs = [
+        (a["ids"], b)
+        for (a_wave, _), b_wave in zip(told["found"], wanted, strict=True)
+        for a, b in zip(a_wave, b_wave, strict=True)
+    ]
+    assert sum(alike(ids, output) for ids, output in pairs) > 0.8 * NUM * len(pairs)
+    assert told["races"] == []
+    assert told["num_late_compiles"] == 0
+    assert (told["num_compiles"] > 0) == graphs
+
+
+def tiny_waves(num: int) -> list[list[list[int]]]:
+    rng = random.Random(7)
+    return [[rng.choices(range(3, 384), k=k) for k in (40, 9, 70, 17, 33, 55)] for _ in range(num)]
+
+
+def check_tiny(model: Path, told: Any, waves: list[list[list[int]]], num: int, **options: Any) -> None:
+    """Both times, nearly all of it is the cpu's text, and what is not begins where two tokens are nearly as likely."""
+    total = same = 0
+    for wave, times in zip(waves, told["found"], strict=True):
+        wanted = of_the_cpu(str(model), wave, num, **options)
+        for outputs in times:
+            for mine, theirs in zip(outputs, wanted, strict=True):
+                check_text(mine["ids"], theirs, margin=TINY_MARGIN)
+                total, same = total + num, same + alike(mine["ids"], theirs)
+    assert same > 0.8 * total
+    assert told["races"] == []
+
+
+@pytest.mark.parametrize("swap_space", [0, 0.05], ids=["recompute", "swap"])
+def test_preempted_sequences_go_on(make_llama: Callable[..., Path], swap_space: float) -> None:
+    """Fewer pages than the sequences need: some are computed again, or go to the host and come back."""
+    model, waves = make_llama(head_dim=32), tiny_waves(len(SCHEDULES))
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128}
+    few: dict[str, Any] = {"num_kv_blocks": 19, "swap_space": swap_space, "max_num_batched_tokens": 64}
+    told = run("texts", "memory_mib=64", model=str(model), waves=waves, schedules=SCHEDULES, num=24, **options, **few)
+    check_tiny(model, told, waves, 24, **options)
+    assert told["num_preemptions"] > 0
+    assert (told["num_swapped"] > 0) == (told["num_pages_swapped_in"] > 0) == (swap_space > 0)
+
+
+def test_swapping_hardly_delays_steps(make_llama: Callable[..., Path]) -> None:
+    """In virtual time, where the copies of a sequence take about as long as a step."""
+    chip = "memory_mib=64,bytes_per_s=1e9,pcie_bytes_per_s=3e7"
+    few: dict[str, Any] = {"num_kv_blocks": 17, "swap_space": 0.05, "max_num_batched_tokens": 64, "max_model_len": 128}
+    model, waves = str(make_llama(head_dim=32)), [tiny_waves(2)[0] + tiny_waves(2)[1]]
+    told = run("texts", chip, model=model, waves=waves, schedules=["eager"], num=40, dtype="float32", **few)
+    assert told["num_swapped"] > 10
+    times = told["times"]
+    assert times["all_s"] <= 1.15 * max(times["compute_s"], times["h2d_s"] + times["d2h_s"])
+
+
+def test_two_chips_share_a_model(make_llama: Callable[..., Path]) -> None:
+    model, waves = make_llama(head_dim=32), tiny_waves(3)
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 60}
+    more = {"schedules": ["eager", "lazy", "seed:1"], "tensor_parallel_size": 2}
+    told = run("texts", "count=2,memory_mib=64", model=str(model), waves=waves, num=24, **options, **more)
+    check_tiny(model, told, waves, 24, **options)
+
+
+def test_the_cpu_goes_on_where_the_chip_was(make_llama: Callable[..., Path], tmp_path: Path) -> None:
+    """Entries in INT8, through the form that every device knows: found by whoever names them, and by nobody else."""
+    model, [[prompt, *_]] = make_llama(head_dim=32), tiny_waves(1)
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 40}
+    told = run("exported", "memory_mib=64", model=str(model), prompt=prompt, path=str(tmp_path / "kv"), **options)
+    assert told == 32
+    [wanted] = of_the_cpu(str(model), [prompt], 24, **options)
+    with LLM(str(model), device="cpu", **options) as llm:
+        provenance = llm.import_kv(KVEntries.from_bytes((tmp_path / "kv").read_bytes()))
+        [plain] = llm.generate([prompt], greedy(24))
+        [resting] = llm.generate([prompt], greedy(24, kv_provenance=provenance))
+    assert plain.num_cached == 0
+    assert plain.token_ids == wanted.token_ids
+    assert resting.num_cached == told
+    check_text(resting.token_ids, wanted, TINY_MARGIN)
+
+
+def test_what_the_ops_do_not_take_is_refused_before_weights_load(
+    tiny_llama_dir: Path, make_llama: Callable[..., Path]
+) -> None:
+    """Heads of 16 numbers; and more sequences than attention takes in a call."""
+    asked = [{"model": str(tiny_llama_dir)}, {"model": str(make_llama(head_dim=32)), "max_num_seqs": 1025}]
+    heads, sequences = run("refusals", "1", asked=asked)
+    assert "no native kernel for attn_paged (kunlun: head_size 16 is not among" in heads
+    assert "no native kernel for attn_paged (kunlun: sequences 1025 is over 1024)" in sequences

@@ -1,0 +1,123 @@
+"""Virtual time: by the cost model, the same under every schedule; what overlaps and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from devices.kunlun import sim
+from tests.devices.kunlun.simulated import SCHEDULES, machine, pinned, stream, zeros
+
+pytestmark = pytest.mark.heavy
+_MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine() -> Iterator[None]:
+    chip = sim.Chip(
+        count=2, memory_bytes=64 * _MIB, flops_per_s=1e12, bytes_per_s=1e11, pcie_bytes_per_s=1e9, link_bytes_per_s=1e10
+    )
+    with machine(chip):
+        yield
+
+
+@pytest.fixture(autouse=True, params=SCHEDULES)
+def _schedule(request: pytest.FixtureRequest) -> None:
+    torch.accelerator.synchronize()
+    sim.set_schedule(request.param)
+
+
+def compute(seconds: float) -> None:
+    sim.launch(lambda: None, [], [], seconds=seconds)
+
+
+def test_copies_overlap_compute_and_each_other_s_direction() -> None:
+    inward, outward, x, y = stream(), stream(), zeros(_MIB), zeros(_MIB)
+    start, busy = sim.now_s(), sim.busy_s("h2d")
+    with inward:
+        x.copy_(pinned(_MIB), non_blocking=True)
+    with outward:
+        pinned(_MIB).copy_(y, non_blocking=True)
+    compute(1e-3)
+    torch.accelerator.synchronize()
+    assert sim.now_s() - start == pytest.approx(_MIB / 1e9)
+    assert sim.busy_s("h2d") - busy == pytest.approx(_MIB / 1e9)
+
+
+def test_copies_in_one_direction_take_turns() -> None:
+    one, other, x, y = stream(), stream(), zeros(_MIB), zeros(_MIB)
+    start = sim.now_s()
+    for side, target in ((one, x), (other, y)):
+        with side:
+            target.copy_(pinned(_MIB), non_blocking=True)
+    torch.accelerator.synchronize()
+    assert sim.now_s() - start == pytest.approx(2 * _MIB / 1e9)
+
+
+def test_who_waits_starts_later() -> None:
+    copies, x = stream(), zeros(_MIB)
+    start = sim.now_s()
+    with copies:
+        x.copy_(pinned(_MIB), non_blocking=True)
+    torch.accelerator.current_stream().wait_stream(copies)
+    compute(1e-3)
+    torch.accelerator.synchronize()
+    assert sim.now_s() - start == pytest.approx(_MIB / 1e9 + 1e-3)
+
+
+def test_cost_by_flops_or_bytes_whichever_takes_longer() -> None:
+    start = sim.now_s()
+    sim.launch(lambda: None, [], [], flops=3e9, nbytes=1e8)
+    torch.accelerator.synchronize()
+    assert sim.now_s() - start == pytest.approx(3e-3)
+    sim.launch(lambda: None, [], [], flops=3e9, nbytes=1e9)
+    torch.accelerator.synchronize()
+    assert sim.now_s() - start == pytest.approx(13e-3)
+
+
+def test_an_operator_takes_the_time_of_its_bytes() -> None:
+    x = torch.ones(_MIB, device="kunlun")
+    torch.accelerator.synchronize()
+    start = sim.now_s()
+    torch.cat([x, x])
+    torch.accelerator.synchronize()
+    assert sim.now_s() - start == pytest.approx(4 * 4 * _MIB / 1e11)
+
+
+def test_a_replay_takes_the_time_of_its_steps_and_a_capture_none() -> None:
+    graph, start = sim.Graph(), sim.now_s()
+    with graph.capture():
+        compute(1e-3)
+        compute(2e-3)
+    torch.accelerator.synchronize()
+    assert sim.now_s() == start
+    graph.replay()
+    torch.accelerator.synchronize()
+    assert sim.now_s() - start == pytest.approx(3e-3)
+
+
+def test_polling_takes_as_long_as_the_work() -> None:
+    start = sim.now_s()
+    compute(1e-3)
+    done = torch.accelerator.current_stream().record_event()
+    polls = 1
+    while not done.query():
+        polls += 1
+    assert 1e-3 <= sim.now_s() - start <= 1.01e-3
+    assert polls == pytest.approx(200, abs=2)
+
+
+def test_a_ring_takes_the_time_of_its_link() -> None:
+    xs = [torch.ones(_MIB, device=f"kunlun:{i}") for i in range(2)]
+    torch.accelerator.synchronize(1)
+    torch.accelerator.synchronize(0)
+    start = sim.now_s()
+    sim.all_reduce(xs)
+    torch.accelerator.synchronize(1)
+    assert sim.now_s() - start == pytest.approx(4 * _MIB / 1e10)
+    start = sim.now_s()
+    sim.send(xs[0], xs[1])
+    torch.accelerator.synchronize(1)
+    assert sim.now_s() - start == pytest.approx(4 * _MIB / 1e10)
