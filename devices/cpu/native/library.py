@@ -168,7 +168,11 @@ def _why_missing() -> str:
     if not (HERE / LIBRARY).exists():
         why = HERE / REASON
         return "not built: " + (why.read_text().strip() if why.exists() else "pip compiles them with the package")
-    if _library().core_cpu_sources().decode() != sources_hash():
+    try:
+        sources = _library().core_cpu_sources()
+    except OSError as error:
+        return f"cannot be loaded: {error}"
+    if sources.decode() != sources_hash():
         return "not built from these sources: install the package again"
     return ""
 

@@ -25,11 +25,15 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def runs(model: Path, dtype: str, **more: object) -> list[Run]:
-    """One request alone, among others, in chunks of several sizes, and after a prefix hit."""
+def runs(model: Path, dtype: str, provider: str, invariant: bool) -> list[Run]:
+    """One request alone, among others, in chunks of several sizes, and after a prefix hit.
+
+    `provider` has the products and the attention.
+    """
+    kernels = {"linear": provider, "kv_layout": provider}
+    options = {"device": "cpu", "dtype": dtype, "batch_invariant": invariant, "kernels": kernels, "num_kv_blocks": 200}
     found = []
     for chunk in (2048, 1, 17):
-        options = {"device": "cpu", "dtype": dtype, "num_kv_blocks": 200, **more}
         engine = Recorded(model, max_num_batched_tokens=chunk, **options)
         found += engine.run([PROMPT], max_tokens=6)
         found += engine.run([PROMPT, *OTHERS[:3]], max_tokens=6)[:1]  # a hit, beside others
@@ -44,9 +48,11 @@ def differing(found: list[Run]) -> int:
     return sum(not torch.equal(torch.stack(run.logits), first) for run in found[1:])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_bitwise_equal(tiny_llama_dir, dtype):
-    found = runs(tiny_llama_dir, dtype, batch_invariant=True)
+@pytest.mark.parametrize(
+    ("dtype", "provider"), [("float32", "cpu-invariant"), ("bfloat16", "cpu-invariant"), ("bfloat16", "cpu-native")]
+)
+def test_logits_are_bitwise_equal(tiny_llama_dir, dtype, provider):
+    found = runs(tiny_llama_dir, dtype, provider, invariant=True)
     assert differing(found) == 0
     if dtype == "float32":
         assert worst_error(tiny_llama_dir, found) <= 1e-4
@@ -54,8 +60,7 @@ def test_logits_are_bitwise_equal(tiny_llama_dir, dtype):
 
 def test_with_other_kernels_they_are_not(tiny_llama_dir):
     """Else the test above would prove nothing."""
-    torchs = {"linear": "cpu", "kv_layout": "cpu"}
-    assert differing(runs(tiny_llama_dir, "bfloat16", kernels=torchs)) > 0
+    assert differing(runs(tiny_llama_dir, "bfloat16", "cpu", invariant=False)) > 0
 
 
 def test_seeds_repeat_across_batches_preemption_and_restart(tiny_llama_dir):

@@ -26,9 +26,14 @@ FUZZ = Path(__file__).parent / "native_fuzz.cpp"
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody has forced a variant, and what was found before is forgotten."""
     monkeypatch.delenv(library.VARIABLE, raising=False)
-    library._why_missing.cache_clear()
+    forget()
     yield
+    forget()
+
+
+def forget() -> None:
     library._why_missing.cache_clear()
+    library._library.cache_clear()
 
 
 def arch() -> str:
@@ -75,7 +80,7 @@ def test_torch_is_kept_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> No
 def test_where_nothing_is_built_the_plan_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "HERE", tmp_path)
     assert arch().endswith("no native kernels: not built: pip compiles them with the package")
-    library._why_missing.cache_clear()
+    forget()
     (tmp_path / build.REASON).write_text("no C++ compiler (g++)\n")
     plan = describe(EngineConfig(model="smollm2", dtype="bfloat16"))
     assert plan.arch.endswith("no native kernels: not built: no C++ compiler (g++)")
@@ -83,6 +88,12 @@ def test_where_nothing_is_built_the_plan_says_why(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv(library.VARIABLE, "avx2")
     with pytest.raises(ConfigError, match=r"CORE_CPU_NATIVE is avx2: choose among off \(not built"):
         find_native()
+
+
+def test_a_library_that_this_system_cannot_load_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / build.LIBRARY).write_text("of another system")
+    monkeypatch.setattr(library, "HERE", tmp_path)
+    assert "no native kernels: cannot be loaded: " in arch()
 
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +123,15 @@ def test_a_compiler_that_fails_is_named(
 
 
 @pytest.mark.heavy
-def test_a_build_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+def test_a_build_takes_the_place_of_an_older_one_and_has_the_same_bytes_again(tmp_path: Path) -> None:
+    """A certificate names the library by its hash."""
     (tmp_path / build.REASON).write_text("no C++ compiler")
-    assert build.build(tmp_path) == tmp_path / build.LIBRARY
-    assert [path.name for path in tmp_path.iterdir()] == [build.LIBRARY]
+    made = []
+    for _ in range(2):
+        assert build.build(tmp_path) == tmp_path / build.LIBRARY
+        assert [path.name for path in tmp_path.iterdir()] == [build.LIBRARY]
+        made.append((tmp_path / build.LIBRARY).read_bytes())
+    assert made[0] == made[1]
 
 
 @pytest.mark.heavy
