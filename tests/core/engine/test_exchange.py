@@ -208,9 +208,7 @@ def test_entries_of_other_weights_are_refused(open_llm: Open, tiny_llama_dir: Pa
     weights[TUNED][0, 0] += 0.5
     save_file(weights, shard, {"format": "pt"})
     entries = entries_of(open_llm(tuned))
-    with pytest.raises(
-        RequestError, match=r"weights is .* in these entries and must be .*: export from"
-    ):
+    with pytest.raises(RequestError, match=r"weights is .* in these entries and must be .*: export from"):
         open_llm().import_kv(entries)
 
 
