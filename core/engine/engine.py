@@ -54,7 +54,7 @@ class Engine:
                 tap = self.profile.tap(tap)
             self._executor, loaded = open_executor(config, progress, tap, compiling)
             self._opened = opened.pop_all()
-        self.plan, self._pooling, vocab_size = loaded.plan, loaded.pooling, loaded.vocab_size
+        self.plan, self._pooling, vocab_size = loaded.plan, loaded.source.pooling, loaded.vocab_size
         self._spec = spec_digest(*cache_identity(loaded.plan, loaded.groups, loaded.formats))
         plan = self.plan
         self.cache = KVCache(

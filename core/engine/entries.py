@@ -22,6 +22,7 @@ _CARD = "core-kv-1"  # the name that the card has in a file: another form would 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The engine that entries come from.
 
+    weights      tells the model's weights from others (`core.model.digest`)
     shape        what entries depend on beside weights, by name: sizes of the model, rope, KV groups
     page_tokens  tokens in a page
     dtype        of the activations, and of canonical entries
@@ -30,6 +31,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     spec         identity of its cache (`core.kv.prefix.spec_digest`), in hexadecimal digits
     """
 
+    weights: str
     shape: dict[str, str]
     page_tokens: int
     dtype: str

@@ -8,6 +8,7 @@ on top of them goes under such keys, too. Refuses what does not fit this model. 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -17,6 +18,7 @@ from core.errors import CapacityError, RequestError
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kv.cache import KVCache, Lease
 from core.kv.prefix import chain_keys, root_key
+from core.model.digest import digest_of
 from core.request import Request
 
 
@@ -27,15 +29,22 @@ class Exchange:
         plan = loaded.plan
         self._cache, self._executor, self._plan, self._spec = cache, executor, plan, spec
         self._vocab_size = loaded.vocab_size
-        self._own = Origin(
-            shape=loaded.shape,
+        self._loaded = loaded
+        self._provenances: set[str] = set()
+
+    @cached_property
+    def _own(self) -> Origin:
+        """Made when it is first asked for: some of every weight is read."""
+        plan = self._plan
+        return Origin(
+            weights=digest_of(self._loaded.source),
+            shape=self._loaded.shape,
             page_tokens=plan.page_tokens,
             dtype=plan.dtype,
             device=plan.device,
-            kv_formats=list(loaded.formats),
-            spec=spec.hex(),
+            kv_formats=list(self._loaded.formats),
+            spec=self._spec.hex(),
         )
-        self._provenances: set[str] = set()
 
     def check(self, request: Request) -> None:
         """Raises: RequestError for a provenance that nothing was imported under."""
@@ -123,8 +132,9 @@ class Exchange:
         for name in sorted({*theirs.shape, *own.shape}):
             if theirs.shape.get(name) != own.shape.get(name):
                 raise _misfit(name, theirs.shape.get(name), own.shape.get(name))
-        if theirs.dtype != own.dtype:
-            raise _misfit("dtype", theirs.dtype, own.dtype)
+        for name in ("weights", "dtype"):
+            if getattr(theirs, name) != getattr(own, name):
+                raise _misfit(name, getattr(theirs, name), getattr(own, name))
         if not all(0 <= i < self._vocab_size for i in entries.token_ids):
             raise RequestError(f"entries have token ids outside of the vocabulary of {self._vocab_size}", "entries")
         self._check_tensors(entries)

@@ -17,7 +17,6 @@ from core.engine.ranks import OtherRanks
 from core.engine.step import StepDropped, StepOutput, StepPlan
 from core.errors import DeviceError
 from core.kv.groups import KVGroup
-from core.model.pooling import Pooling
 from core.plan import Plan
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from core.engine.runner import Runner
     from core.kernels.bind import Tap
     from core.model.load import Progress
+    from core.model.source import ModelSource
 
 
 T = TypeVar("T")
@@ -32,13 +32,17 @@ BEAT_S = 0.25  # between looks at the other ranks, while a step runs
 
 
 class Loaded(NamedTuple):
-    """What the engine must know of what was loaded. `shape` is what KV entries depend on beside weights, by name."""
+    """What the engine must know of what was loaded.
+
+    source   what it was loaded from
+    shape    what KV entries depend on beside weights, by name
+    """
 
     plan: Plan
     groups: tuple[KVGroup, ...]
     formats: tuple[str, ...]
     vocab_size: int
-    pooling: Pooling | None
+    source: ModelSource
     shape: dict[str, str]
 
 
@@ -177,7 +181,7 @@ def open_executor(
         runner = open_runner(assembly, config, progress)
         runner.warm_up(compiling)
         a = assembly
-        loaded.append(Loaded(runner.plan, a.groups, a.formats, a.vocab_size, a.source.pooling, a.shape))
+        loaded.append(Loaded(runner.plan, a.groups, a.formats, a.vocab_size, a.source, a.shape))
         return runner
 
     try:

@@ -9,22 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from core.model.source import ModelSource
-
 FORMAT = 1
 CARD, WEIGHTS = "heads.json", "heads.safetensors"
-_PEEK_BYTES = 4096
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that heads were trained for. `digest`: see `digest_of`."""
+    """The model that heads were trained for. `digest`: see `core.model.digest`."""
 
     name: str
     digest: str
@@ -75,19 +70,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     made_with: dict[str, str]
     loss: list[float]
     acceptance: Acceptance
-
-
-def digest_of(source: ModelSource) -> str:
-    """Tells a model from others, fine-tuned ones too, without reading it all: a hash over the name, shape, type and
-    first 4 KiB of every tensor, as they are stored (dequantised, where they are quantised)."""
-    total = hashlib.sha256()
-    for name in sorted(source.names()):
-        shape = source.shape(name)
-        width = shape[-1] if len(shape) > 1 else 1
-        first = source.read(name, slice(0, max(1, _PEEK_BYTES // (2 * width))))
-        content = first.reshape(-1)[: _PEEK_BYTES // 2].float().numpy().tobytes()
-        total.update(f"{name} {shape} {source.dtype(name)}\n".encode() + content)
-    return total.hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError
+from core.model.digest import digest_of
 from core.model.mtp import DRAFT_HEAD
 from core.model.source import ModelSource, QuantisedTensor
-from core.speculate.card import CARD, WEIGHTS, Base, Card, digest_of, read_card, sha256_of
+from core.speculate.card import CARD, WEIGHTS, Base, Card, read_card, sha256_of
 
 if TYPE_CHECKING:
     import torch

@@ -18,9 +18,10 @@ from core.config import BATCHED_TOKENS, EngineConfig
 from core.engine.build import Assembly, assemble, find_model
 from core.engine.llm import LLM
 from core.errors import ConfigError
+from core.model.digest import digest_of
 from core.model.mtp import check_family
 from core.model.spec import ModelSpec
-from core.speculate.card import digest_of, sha256_of
+from core.speculate.card import sha256_of
 from core.speculate.recipe import Recipe
 from core.speculate.teacher import Traces, trace
 from core.speculate.texts import GROUP, Order, Text, read_files, read_texts, write_texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from core import LLM, CapacityError, KVEntries, RequestError, SamplingParams
 from core.kv.events import BlockStored, KVEvents
@@ -23,6 +25,7 @@ from tests.plugins import install_plugin
 TEXT = random.Random(5).choices(range(3, 384), k=141)
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
 LOGPROB_ATOL = 1e-4
+TUNED = "model.layers.1.mlp.up_proj.weight"
 INT8_ATOL = 0.12  # as in test_parity.py
 Open = Callable[..., LLM]
 
@@ -195,6 +198,18 @@ def test_what_does_not_fit(open_llm: Open, make_llama: Callable[..., Path]) -> N
     small.engine.scheduler.check_idle()
     with pytest.raises(RequestError, match="dtype is float32 in these entries and must be bfloat16"):
         open_llm(dtype="bfloat16").import_kv(entries)
+
+
+def test_entries_of_other_weights_are_refused(open_llm: Open, tiny_llama_dir: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    shutil.copytree(tiny_llama_dir, tuned)
+    shard = next(path for path in sorted(tuned.glob("*.safetensors")) if TUNED in load_file(path))
+    weights = load_file(shard)
+    weights[TUNED][0, 0] += 0.5
+    save_file(weights, shard, {"format": "pt"})
+    entries = entries_of(open_llm(tuned))
+    with pytest.raises(RequestError, match=r"weights is .* in these entries and must be .*: export from"):
+        open_llm().import_kv(entries)
 
 
 def test_entries_that_are_not_what_they_say(open_llm: Open) -> None:

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from core.engine.build import find_model
 from core.errors import ConfigError
+from core.model.digest import digest_of
 from core.model.mtp import DRAFT_HEAD
-from core.speculate.card import digest_of, sha256_of
+from core.speculate.card import sha256_of
 from core.speculate.heads import DRAFT_IDS, load_heads
 from tests.conftest import write_llama
 
