@@ -43,14 +43,14 @@ class Setting:
     root      seed of the run
     threads   of this process's share of the host; 0: what the device takes
     samples   folder for outputs; None: none are kept
-    timeout_s for one case of a kernel, for which ranks may have to be started (`conformance.ranks`)
+    timeout_s for one case of a kernel
     """
 
     device: str
     root: bytes
     threads: int = 0
     samples: Path | None = None
-    timeout_s: float = 180.0
+    timeout_s: float = 120.0
 
     def limit_s(self, task: Task) -> float:
         """For one case."""

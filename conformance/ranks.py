@@ -27,7 +27,7 @@ from core.kernels.row import Implementation
 
 NUM_RANKS = 3
 GROUPS = ((0, 1), (1, 2), (0, 1, 2))
-START_TIMEOUT_S = 120.0  # on a busy machine three processes that import torch at once take half of this
+START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 _GRACE_S = 1.0  # for the other ranks, once one has failed
 
@@ -166,7 +166,7 @@ def _serve(pipe: Connection, device: str | None, index: int, rank: int, size: in
             init_method=f"file://{store}",
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=START_TIMEOUT_S),  # the ranks that are asked are given less
+            timeout=timedelta(seconds=ANSWER_TIMEOUT_S),
         )
         groups = {members: dist.new_group(list(members)) for members in GROUPS if max(members) < size}
     except (CoreError, RuntimeError) as error:
