@@ -3,7 +3,7 @@
 from core import LLM, SamplingParams
 
 with LLM("smollm2") as llm:
-    print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
+    print(llm.chat([{"role": "user", "content": "Name the capital of France."}]).text)
 """
 
 from typing import TYPE_CHECKING, Any

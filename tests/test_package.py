@@ -109,7 +109,7 @@ server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 try:
     url = next(line.split()[-1] for line in server.stderr if "is served at" in line)
     client = openai.OpenAI(base_url=url, api_key="none")
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "Name the capital of France."}]
     answer = client.chat.completions.create(model="smollm2", messages=question, temperature=0, max_tokens=32)
     print(answer.choices[0].message.content)
 finally:

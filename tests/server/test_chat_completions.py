@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from processes import Server
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "Name the capital of France."}]
 
 
 def ask(server: Server, **body: Any) -> Any:
@@ -43,7 +43,7 @@ def test_without_limit_the_rest_of_the_context_is_used(null_server: Server) -> N
 
 
 def test_parts_equal_a_string(null_server: Server) -> None:
-    parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
+    parts = [{"type": "text", "text": "Name the capital"}, {"type": "text", "text": " of France."}]
     answer = ask(null_server, messages=[{"role": "user", "content": parts}], max_tokens=1)
     assert answer.usage.prompt_tokens == ask(null_server, max_tokens=1).usage.prompt_tokens
 
