@@ -35,7 +35,7 @@ MIXED = [
 
 def serve(
     model: Path, params: SamplingParams | list[SamplingParams], answers: list[list[int]] | None = None, *,
-    prompts: list[list[int]] = PROMPTS, max_drafts: int = 8, **options: Any,
+    prompts: list[list[int]] = PROMPTS, max_drafts: int = 8, fewer: float = 0.5, **options: Any,
 ) -> tuple[list[RequestOutput], Snapshot]:  # fmt: skip
     """All prompts at once; `answers`: without drafts, of which the oracle drafts."""
     settings = {"dtype": "float32", "fallback": "allow", "block_size": PAGE, "num_kv_blocks": 300, "max_model_len": 128}
@@ -44,7 +44,7 @@ def serve(
     with LLM(str(model), **{**settings, **options}) as llm:
         if answers is not None:
             texts = [prompt + ids for prompt, ids in zip(prompts, answers, strict=True)]
-            llm.engine.scheduler.drafting = oracle(among(texts), max_drafts)
+            llm.engine.scheduler.drafting = oracle(among(texts), max_drafts, fewer=fewer)
         outputs = llm.generate(prompts, params)
         llm.engine.scheduler.check_idle()
         return outputs, llm.engine.inspect()
@@ -161,15 +161,15 @@ def test_two_ranks(tiny_llama_dir, mixed):
 
 @pytest.mark.parametrize("family", ["gemma3", *(pytest.param(f, marks=pytest.mark.heavy) for f in FAMILIES)])
 def test_families(tmp_path, request, family):
-    """Windows, too, with few pages: 500 prompts of each family where time does not matter."""
+    """Windows, too: 500 prompts of each family where time does not matter."""
     model = write_family(tmp_path / family, family)
     heavy = request.node.get_closest_marker("heavy") is not None
     rng = random.Random(family)
     prompts = [rng.choices(range(3, 384), k=rng.randrange(1, 50)) for _ in range(500 if heavy else 12)]
-    params = msgspec.structs.replace(GREEDY, max_tokens=16 if heavy else 40)
-    few = {"max_num_seqs": 16, "num_kv_blocks": 120}
+    params = msgspec.structs.replace(GREEDY, max_tokens=26 if heavy else 40)
+    few = {"max_num_seqs": 16}
     plain, _ = serve(model, params, prompts=prompts, **few)
-    for max_drafts in (1, 4, 8) if heavy else (8,):
-        drafted, seen = serve(model, params, ids_of(plain), prompts=prompts, max_drafts=max_drafts, **few)
+    for max_drafts in (3, 8) if heavy else (8,):
+        drafted, seen = serve(model, params, ids_of(plain), prompts=prompts, max_drafts=max_drafts, fewer=0.0, **few)
         check_same(drafted, plain)
         assert seen.num_accepted_at[-1] > (100 if heavy else 0)

@@ -9,22 +9,28 @@ from core.speculate.drafting import Drafting
 
 
 class OracleDrafter:
-    """Proposes 0 to `num` of the ids that follow, each of them wrong with probability `spoil`."""
+    """Proposes ids that follow, each of them wrong with probability `spoil`; with `fewer`, perhaps not all."""
 
-    def __init__(self, answer: Callable[[Sequence[int], int], list[int]], rng: random.Random, spoil: float) -> None:
-        self._answer, self._rng, self._spoil = answer, rng, spoil
+    def __init__(
+        self, answer: Callable[[Sequence[int], int], list[int]], rng: random.Random, spoil: float, fewer: float
+    ) -> None:
+        self._answer, self._rng, self._spoil, self._fewer = answer, rng, spoil, fewer
 
     def propose(self, token_ids: Sequence[int], num: int) -> list[int]:
-        ids = self._answer(token_ids, num if self._rng.random() < 0.5 else self._rng.randrange(num + 1))
+        ids = self._answer(token_ids, self._rng.randrange(num + 1) if self._rng.random() < self._fewer else num)
         return [i ^ 1 if self._rng.random() < self._spoil else i for i in ids]
 
 
 def oracle(
-    answer: Callable[[Sequence[int], int], list[int]], max_drafts: int, seed: int = 0, spoil: float = 0.3
+    answer: Callable[[Sequence[int], int], list[int]],
+    max_drafts: int,
+    seed: int = 0,
+    spoil: float = 0.3,
+    fewer: float = 0.5,
 ) -> Drafting:
     """Drafting with it: all that it proposes is computed. `answer(ids, num)`: ids that follow, at most `num`."""
     rng = random.Random(seed)
-    return Drafting(lambda: OracleDrafter(answer, rng, spoil), max_drafts)
+    return Drafting(lambda: OracleDrafter(answer, rng, spoil, fewer), max_drafts)
 
 
 def among(texts: Sequence[Sequence[int]]) -> Callable[[Sequence[int], int], list[int]]:
