@@ -34,7 +34,7 @@ class Flight:
     transfers   polled when the output is read
     waits       there is nothing to compute, and the output comes when the oldest transfer has ended
     ids         drawn: the first `num_ids`
-    wanted      per sampling item
+    wanted      per draw
     scored      per scoring item: how many rows, how many likeliest tokens
     hidden      rows of hidden states, from the first to the last that is wanted
     embeds      which draws' rows those are that are wanted

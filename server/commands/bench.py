@@ -1,5 +1,6 @@
 """`core bench`: how fast this machine is with a model, in this process; and `serve`, load on a server."""
 
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -55,6 +56,47 @@ def throughput(
 
     wanted = [Case("throughput", num_prompts, input_len, output_len)]
     _print(*compare(config, wanted, num_iters, with_transformers=peer is not None), as_json)
+
+
+@app.command("spec")
+@with_engine
+def spec(
+    config: "EngineConfig",
+    batch_size: Annotated[list[int], typer.Option(help="Sequences that decode together; repeatable.")] = BATCH_SIZES,
+    output_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens to decode.")] = 128,
+    num_iters: Annotated[int, typer.Option(min=1, help="Repetitions, after one to warm up.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """What --speculative (default: ngram) gains: tokens per second of decoding with drafts, and without."""
+    import dataclasses
+
+    import msgspec
+
+    from server.draft_speed import gains
+    from server.show import out, print_json, progress, table
+
+    if config.speculative is None:
+        config = msgspec.structs.replace(config, speculative="ngram")
+    with progress("Measuring") as tick:
+        found = list(gains(config, batch_size, output_len, num_iters, tick))
+    if as_json:
+        print_json({"speculative": config.speculative, "results": [dataclasses.asdict(gain) for gain in found]})
+        return
+    rows = [
+        [
+            f"{gain.kind}, batch {gain.batch_size}",
+            *(
+                f"{median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f})"
+                for rates in (gain.without, gain.drafted)
+            ),
+            f"{gain.ratio:.2f}",
+            f"{gain.tokens_per_draw:.2f}",
+            f"{gain.accepted:.0%}",
+        ]
+        for gain in found
+    ]
+    columns = ["prompts", "without", config.speculative or "", "gain", "tokens a step with drafts", "drafts right"]
+    out.print(table("Tokens per second: median (spread)", columns, rows))
 
 
 @app.command("host")
