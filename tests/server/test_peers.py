@@ -1,6 +1,7 @@
 """`core bench peers`: the lines spoken with a peer in a process of its own, what becomes of peers that misbehave, the
 same weights for all, bounds, and what is shown. Real peers are set up by hand: server/peers/README.md."""
 
+import ast
 import json
 import time
 from collections.abc import Callable
@@ -133,6 +134,17 @@ def test_wrong_peers(pairs: list[str], words: list[str]) -> None:
 
 def test_every_kind_has_its_script() -> None:
     assert {f"{kind.script}_peer.py" for kind in KINDS.values()} == {p.name for p in SCRIPTS.glob("*_peer.py")}
+
+
+def test_scripts_import_nothing_of_ours() -> None:
+    """They run where core is not installed."""
+    ours = {"conformance", "core", "devices", "models", "server", "tests"}
+    for script in SCRIPTS.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(script.read_text())))
+        names = {item.name for node in nodes if isinstance(node, ast.Import) for item in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert names
+        assert not ours & {name.partition(".")[0] for name in names}
 
 
 def test_gguf_has_the_same_values(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """llama.cpp through the C interface that llama-cpp-python carries. Imports nothing of core."""
 
+import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -10,11 +11,20 @@ MICRO_BATCH_TOKENS = 512
 CONTEXT_STEP = 256  # llama.cpp rounds the length of a sequence up to this
 FLASH = {"auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO, "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED}
 
+WARNING = 3  # of ggml's log levels; below it are hundreds of lines for each run
+
+
+@lib.llama_log_callback
+def _warn(level: int, text: bytes, _: Any) -> None:
+    if level in (WARNING, WARNING + 1):
+        sys.stderr.write(text.decode(errors="replace"))
+
 
 class Peer:
     """Opened with {"model": GGUF file, "threads": number, "flash_attention": "auto" or "off"}."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
+        lib.llama_log_set(_warn, None)
         lib.llama_backend_init()
         self._threads = asked["threads"]
         self._flash = asked["flash_attention"]
