@@ -44,15 +44,7 @@ class PeerProcess:
         self._unread = b""
         environment = {name: value for name, value in os.environ.items() if name not in NOT_HANDED_ON}
         environment |= {"OMP_NUM_THREADS": str(asked["threads"]), "HF_HUB_OFFLINE": "1"}
-        with log.open("wb") as said:
-            self._process = subprocess.Popen(
-                [peer.python, SCRIPTS / "answer.py", peer.kind.script],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env=environment,
-                start_new_session=True,  # its own processes end with it
-            )
+        self._process = _start(peer, log, environment)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -100,7 +92,10 @@ class PeerProcess:
                 raise self._died()
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise ConfigError(f"peer {self.name} answered {line[:80]!r}, which is no JSON: {GUIDE}") from None
 
     def _wait(self, to_read: list[int], to_write: list[int], end_s: float) -> None:
         if not any(select.select(to_read, to_write, [], max(0.0, end_s - time.monotonic()))):
@@ -138,3 +133,18 @@ class PeerProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _start(peer: Peer, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as said:
+        try:
+            return subprocess.Popen(
+                [peer.python, SCRIPTS / "answer.py", peer.kind.script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=environment,
+                start_new_session=True,  # its own processes end with it
+            )
+        except OSError as error:
+            raise ConfigError(f"--peer {peer.name}: {peer.python} cannot be started ({error}); {GUIDE}") from None

@@ -70,6 +70,20 @@ def test_a_peer_that_is_not_installed(opened: Open) -> None:
     assert not children()
 
 
+def test_what_is_no_interpreter(tmp_path: Path) -> None:
+    """Nothing that can be started, and a program that says something else."""
+    for content, words in (
+        ("\0" * 64, "cannot be started"),
+        ("#!/bin/sh\nread x\necho hello\n", "b'hello', which is no"),
+    ):
+        python = tmp_path / "python"
+        python.write_text(content)
+        python.chmod(0o755)
+        with pytest.raises(ConfigError, match=rf"openvino.* {words}"):
+            PeerProcess(Peer("openvino", python), {"threads": 1}, tmp_path / "log", 20)
+    assert not children()
+
+
 def test_a_peer_that_dies(opened: Open) -> None:
     with (
         opened("dies") as peer,
