@@ -14,17 +14,19 @@ FLASH = {"auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO, "off": lib.LLAMA_FLASH_ATTN_TYP
 WARNING = 3  # of ggml's log levels; below it are hundreds of lines for each run
 
 
-@lib.llama_log_callback
 def _warn(level: int, text: bytes, _: Any) -> None:
     if level in (WARNING, WARNING + 1):
         sys.stderr.write(text.decode(errors="replace"))
+
+
+_WARN = lib.llama_log_callback(_warn)  # the library holds no reference to it
 
 
 class Peer:
     """Opened with {"model": GGUF file, "threads": number, "flash_attention": "auto" or "off"}."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        lib.llama_log_set(_warn, None)
+        lib.llama_log_set(_WARN, None)
         lib.llama_backend_init()
         self._threads = asked["threads"]
         self._flash = asked["flash_attention"]
