@@ -108,6 +108,8 @@ class Report:
             for runner in runners
             if runner.idle_share > ALLOWED_SHARE
         ]
+        if any(r.median > most for row, most in zip(self.comparison.results, self.bounds, strict=True) for r in row):
+            lines.append("the machine was busier when its limits were measured than in the rounds: bounds are too low")
         return lines
 
     def markdown(self) -> str:

@@ -16,13 +16,14 @@ from processes import run_core
 from scripted_peer import FIRST_S, STEP_S, interpreter
 
 from core.errors import ConfigError
+from server.compare import Comparison
 from server.measure import Case, Result, measure
 from server.models import open_model
 from server.peers.idle import turns
 from server.peers.kinds import KINDS, Peer, parse_peers
 from server.peers.limits import Sizes, bound, measure_limits, sizes
 from server.peers.process import SCRIPTS, PeerProcess
-from server.peers.report import cells
+from server.peers.report import Report, cells
 from server.peers.weights import write_gguf
 
 LATE = 0.5  # a busy machine wakes sleepers late, and never early
@@ -220,6 +221,13 @@ def test_core_stands_beside_the_best_peer() -> None:
     columns, [row] = cells([[Result(case, name, each) for name, each in rates]], [80.0])
     assert columns == ["case", "core", "slow", "fast", "core / best peer", "bound", "core / bound"]
     assert row[1:] == ["20.0 (10.0 to 30.0)", "5.0 (5.0 to 5.0)", "40.0 (1.0 to 40.0)", "0.50", "80", "0.25"]
+
+
+def test_bounds_that_are_passed_are_too_low() -> None:
+    for most, said in ((9.0, True), (11.0, False)):
+        results = [[Result(Case("decode", 8, 128, 64), "core", [10.0])]]
+        report = Report("m", "bfloat16", 2, {}, {"read": [1.0]}, [most], Comparison(results, [], "x"))
+        assert any("bounds are too low" in line for line in report.notes()) == said
 
 
 def test_the_command(tiny_llama_dir: Path, tmp_path: Path) -> None:
