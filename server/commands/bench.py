@@ -1,6 +1,5 @@
 """`core bench`: how fast this machine is with a model, in this process; and `serve`, load on a server."""
 
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -59,6 +58,7 @@ def spec(
 ) -> None:
     """What --speculative (default: ngram) gains: tokens per second of decoding with drafts, and without."""
     import dataclasses
+    from statistics import median
 
     import msgspec
 
