@@ -104,7 +104,8 @@ class Scheduler(Roster):
         if room:
             self._admit_waiting(batch)
         plan = batch.plan
-        plan.transfers.extend(self.swaps.take_new())
+        if plan.rows or not self._flights:
+            plan.transfers.extend(self.swaps.take())
         if not plan.rows and not self._flights and self.swaps.under_way:
             plan = msgspec.structs.replace(plan, waits=True)
         if not plan.is_empty:
@@ -218,7 +219,7 @@ class Scheduler(Roster):
             if seq in self._leaving and not seq.num_scheduled:
                 self._leaving.remove(seq)
                 self._vacate(seq)
-        for seq in self.swaps.complete(output.transferred):
+        for seq in self.swaps.complete(output.transferred, output.late):
             if seq in self._leaving:
                 self._leaving.remove(seq)
                 self._vacate(seq)
