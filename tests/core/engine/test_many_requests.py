@@ -12,7 +12,8 @@ from tests.core.engine.test_scheduler import VOCAB, check_accounts, make, reques
 
 
 @pytest.mark.parametrize(
-    ("depth", "num_swap", "num_requests"), [(0, 0, 10_000), (1, 0, 10_000), (0, 15, 3000), (1, 15, 3000)]
+    ("depth", "num_swap", "num_requests"),
+    [pytest.param(0, 0, 10_000, marks=pytest.mark.heavy), (1, 0, 10_000), (0, 15, 3000), (1, 15, 3000)],
 )
 def test_thousands_of_requests(depth: int, num_swap: int, num_requests: int) -> None:
     rng = random.Random(depth)
