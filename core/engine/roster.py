@@ -89,7 +89,7 @@ class Roster:
     def _leave(self, seq: Sequence, status: Status) -> None:
         self.running.remove(seq)
         seq.status = status
-        if seq.num_scheduled or seq.transfer:
+        if seq.num_scheduled or seq.moves:
             self._leaving.add(seq)
         else:
             self._vacate(seq)

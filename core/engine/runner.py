@@ -13,7 +13,7 @@ import torch
 
 from core.engine.canonical import Canonical
 from core.engine.compiled import CompiledStep, Compiles, warm_up
-from core.engine.flight import Flight, Reported, Wanted
+from core.engine.flight import Beside, Flight, Reported, Wanted
 from core.engine.pack import DrawInput, Packer, StepInput
 from core.engine.rows import Rows
 from core.engine.step import StepDropped, StepPlan
@@ -164,12 +164,13 @@ class Runner:
     def launch(self, plan: StepPlan) -> Flight:
         """Start one step, and the transfers that come with it."""
         self._rows.apply(plan)
+        x = self.pack(plan) if plan.rows else None  # its inputs go first: they would wait for what is transferred
         self.transfers.start(plan, self.kv)
-        if not plan.rows:
+        if x is None:
             return Flight(self.transfers, plan.waits)
-        x = self.pack(plan)
         logits_LV, hidden_LE, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         ids_L, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
+        beside = Beside(self.transfers.started, self._device.record()) if self.transfers.under_way else None
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
@@ -183,7 +184,7 @@ class Runner:
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
         hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
         drawn = host, plan.num_draws, arrived
-        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds)
+        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds, beside)
 
     def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
         """Start copying the rows of these draws, and of those between: one copy, and few rows more."""

@@ -124,7 +124,8 @@ class Scheduler(Roster):
             self._admit_waiting(batch)
         if self.drafting:
             self._draft(batch, self.drafting, room)
-        plan = batch.plan(self._edits, self.swaps.take_new(), self.swaps.transferred)
+        transfers = self.swaps.take() if batch.items or not self._flights else []
+        plan = batch.plan(self._edits, transfers, self.swaps.transferred)
         if not plan.rows and not self._flights and self.swaps.under_way:
             plan = msgspec.structs.replace(plan, waits=True)
         if not plan.is_empty:
@@ -255,7 +256,7 @@ class Scheduler(Roster):
             if seq in self._leaving and not seq.num_scheduled:
                 self._leaving.remove(seq)
                 self._vacate(seq)
-        for seq in self.swaps.complete(output.transferred):
+        for seq in self.swaps.complete(output.transferred, output.late):
             if seq in self._leaving:
                 self._leaving.remove(seq)
                 self._vacate(seq)

@@ -57,7 +57,7 @@ class Sequence:
     prompt_logprobs of prompt tokens that no output has taken yet
     embedding       the last token's hidden state, once computed, and then what is made of it
     host            what of it lies on the host, or is on its way there, since it was preempted
-    transfer        number of the transfer of its pages that is under way; 0: none
+    moves           whether its pages are on their way to the host or back
     matcher         what its grammar allows next; None without one
     error           why nothing can be made of what was drawn
     """
@@ -73,7 +73,7 @@ class Sequence:
     row: int = 0
     table: BlockTable | None = None
     host: HostCopy | None = None
-    transfer: int = 0
+    moves: bool = False
     num_cached: int | None = None
     admitted_s: float = 0.0
     stop_ids: frozenset[int] = field(init=False)

@@ -30,7 +30,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
-    """Pages of one sequence on their way to the host, or back.
+    """Pages of one sequence, or some of them, on their way to the host, or back.
 
     number       transfers are numbered from 1; they start in this order, and are complete in this order
     to_host      else from there
@@ -83,8 +83,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to run."""
-        return not (self.rows or self.transfers or self.waits)
+        """Whether there is nothing to run, and no new sequence to tell of."""
+        return not (self.rows or self.new or self.transfers or self.waits)
 
     @property
     def num_tokens(self) -> int:
@@ -108,6 +108,8 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
     hidden           per entry of the plan's `embeds`: the hidden state after the last norm, float32, little-endian
     transferred      number of the last transfer that is complete, and with it all before; 0: none
+    late             whether a transfer started with the step or before was still under way when it had computed; None:
+                     there was none, or nothing to compute
     """
 
     ids: list[int]
@@ -115,3 +117,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[list[Logprobs]] = msgspec.field(default_factory=list)
     hidden: list[bytes] = msgspec.field(default_factory=list)
     transferred: int = 0
+    late: bool | None = None

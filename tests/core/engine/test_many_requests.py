@@ -13,7 +13,14 @@ from tests.core.engine.test_scheduler import VOCAB, check_accounts, make, reques
 
 @pytest.mark.parametrize(
     ("depth", "num_swap", "num_requests", "max_drafts"),
-    [(0, 0, 10_000, 0), (1, 0, 10_000, 0), (0, 15, 3000, 0), (1, 15, 3000, 0), (0, 0, 3000, 3), (1, 15, 3000, 8)],
+    [
+        pytest.param(0, 0, 10_000, 0, marks=pytest.mark.heavy),
+        (1, 0, 10_000, 0),
+        (0, 15, 3000, 0),
+        (1, 15, 3000, 0),
+        (0, 0, 3000, 3),
+        (1, 15, 3000, 8),
+    ],
 )
 def test_thousands_of_requests(depth: int, num_swap: int, num_requests: int, max_drafts: int) -> None:
     rng = random.Random(depth)
