@@ -40,7 +40,10 @@ def test_the_reference_computes_the_same_bits(path):
         assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
 
 
-@pytest.mark.parametrize(("ranks", "provider"), [(1, "cpu-native"), (2, "cpu-native"), (1, "cpu"), (2, "cpu")])
+@pytest.mark.parametrize(
+    ("ranks", "provider"),
+    [(1, "cpu-native"), (2, "cpu-native"), (1, "cpu"), pytest.param(2, "cpu", marks=pytest.mark.heavy)],
+)
 def test_native_kernels_are_as_close_as_bfloat16_is(path, ranks, provider):
     exact, _ = runs(path, dtype="float32")
     options = {"tensor_parallel_size": ranks, "kernels": {"linear": provider}}
