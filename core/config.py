@@ -16,11 +16,13 @@ from core.errors import ConfigError
 from core.kv.groups import KVGroup
 from core.plan import Plan
 from core.plugin.facts import DTYPES, DeviceFacts
+from core.speculate.choice import parse_speculative
 
 WEIGHTS = ("dequantised", "packed")
 FALLBACKS = ("deny", "report", "allow")
 PAGE_TOKENS = 16
 BATCHED_TOKENS = 2048
+DRAFTED_LOGITS = 512  # rows of logits in a step with drafts, beyond which their memory would tell
 HOST_MEMORY_SHARE = 0.3  # of what is free: the machine has other work
 DEVICE_MEMORY_SHARE = 0.9  # of what is free once weights are loaded
 
@@ -48,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels                  row -> provider, or "reference"
     seed                     of the device's own generator
     kv_events                ZeroMQ endpoint to publish changes of the prefix cache at (`core.kv.events`)
+    speculative              guess ids ahead and check them in one step: "ngram", "ngram:DRAFTS" or
+                             "ngram:DRAFTS:MIN-MAX" (`core.speculate.choice`); None: nothing is
     profile                  file to write a trace to (`core.engine.profile`)
     """
 
@@ -70,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, str] = msgspec.field(default_factory=dict)
     seed: int = 0
     kv_events: str | None = None
+    speculative: str | None = None
     profile: str | None = None
 
     def check(self) -> None:
@@ -101,6 +106,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"memory_utilization is {self.memory_utilization}: it must be above 0 and at most 1")
         if not 0 <= self.swap_space < float("inf"):
             raise ConfigError(f"swap_space is {self.swap_space}: it must be a number of GiB, at least 0")
+        if self.speculative is not None:
+            parse_speculative(self.speculative)
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError(f"kv_events is {self.kv_events}: without prefix caching there are none; enable it")
 
@@ -147,6 +154,7 @@ def resolve(
     c.set("weights", config.weights, "asked for" if config.weights != EngineConfig().weights else "default")
     _choose_length(c, config, model_max_len)
     _choose_shapes(c, config, facts)
+    _choose_drafts(c, config, facts)
     _choose_page(c, config, facts, page_sizes)
     share = HOST_MEMORY_SHARE if facts.host_memory else DEVICE_MEMORY_SHARE
     c.ask("memory_utilization", config.memory_utilization, share, "default for the kind of memory")
@@ -202,6 +210,19 @@ def _choose_shapes(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> Non
                 raise ConfigError(f"{name} is {value}: device {facts.name} takes at most {buckets[-1]}")
             value, by = buckets[-1], f"largest bucket of device {facts.name}"
         c.set(name, value, by)
+
+
+def _choose_drafts(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> None:
+    """Each draft has a row of logits: where shapes are compiled, there are no more of them than of sequences."""
+    seqs = c.values["max_num_seqs"]
+    if config.speculative is None:
+        c.set("speculative", None, "default")
+        c.set("max_num_logits", seqs, "one for each sequence")
+        return
+    asked = parse_speculative(config.speculative)
+    c.set("speculative", str(asked), "asked for")
+    most = min(seqs * (1 + asked.max_drafts), c.values["max_num_batched_tokens"], DRAFTED_LOGITS)
+    c.set("max_num_logits", max(seqs, min([most, *facts.shapes.seqs[-1:]])), "speculative")
 
 
 def _choose_page(c: _Choices, config: EngineConfig, facts: DeviceFacts, sizes: frozenset[int] | None) -> None:

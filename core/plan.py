@@ -39,6 +39,8 @@ class Plan:
     fallback: str
     seed: int
     shapes: ShapePolicy
+    speculative: str | None = None
+    max_num_logits: int = 0
     num_kv_blocks: tuple[int, ...] = ()
     num_swap_blocks: tuple[int, ...] = ()
     bindings: tuple[Binding, ...] = ()
@@ -73,6 +75,8 @@ def _show(value: object) -> str:
             return "any"
         sizes = (("tokens", value.tokens), ("sequences", value.seqs), ("blocks", value.blocks))
         return "; ".join(f"{what} {_with_padding(buckets)}" for what, buckets in sizes)
+    if value is None:
+        return "off"
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "not known before weights are loaded"
     return str(value)

@@ -107,8 +107,20 @@ class Exposition:
         yield self._counter("compiles", "Functions that the device compiled.", s.num_compiles, "core")
         yield self._counter("compile_seconds", "What compiling them took.", s.compile_s, "core")
         yield self._counter("late_compiles", "Those that requests waited for.", s.num_late_compiles, "core")
+        if s.num_accepted_at:
+            yield from self._of_drafts(s)
         sizes = s.num_steps_by_tokens
         yield self._histogram("iteration_tokens_total", "Tokens of a step.", BOUNDS, sizes, s.num_step_tokens)
+
+    def _of_drafts(self, s: Snapshot) -> Iterator[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Draws that came with drafts.", s.num_drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Drafts.", s.num_draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.", s.num_accepted_tokens)
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Those by their place among the drafts of a draw."
+        metric = CounterMetricFamily(name, text, labels=self._names("position"))
+        for position, num in enumerate(s.num_accepted_at):
+            metric.add_metric([*self.labels.values(), str(position)], num)
+        yield metric
 
     def _names(self, *more: str) -> list[str]:
         return [*self.labels, *more]

@@ -1,16 +1,15 @@
-"""What can be measured: core itself, and transformers on the same weights."""
+"""Core itself, to be measured. Peers run outside of this process: `server.peers`."""
 
 import time
 from importlib.metadata import version
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
 from core.config import EngineConfig
 from core.engine.front import Front
-from core.errors import ConfigError, DeviceError
+from core.errors import DeviceError
 from core.request import SamplingParams, new_request_id
 from server.measure import Timing
 from server.show import open_llm
@@ -49,6 +48,10 @@ class CoreRunner:
                 first_s = time.perf_counter() - start_s
         return Timing(first_s, time.perf_counter() - start_s, num_decoded)
 
+    def processor_s(self) -> float:
+        """Processor time of this process so far."""
+        return time.process_time()
+
     def __enter__(self) -> Self:
         return self
 
@@ -56,47 +59,3 @@ class CoreRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.llm.close()
-
-
-class TransformersRunner:
-    """transformers' `generate`, as its documentation shows it, on the host processor.
-
-    folder   the model, as `core convert` writes it
-    dtype    of weights and activations, such as "bfloat16"
-    """
-
-    name = "transformers"
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-            from transformers.utils import logging
-        except ImportError as error:
-            raise ConfigError(f"--peer transformers needs {error.name}: pip install transformers") from None
-        quiet: Any = logging.disable_progress_bar
-        quiet()
-        self._torch = torch
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-        self.versions = f"transformers {version('transformers')}, torch {version('torch')}, device cpu, {dtype}"
-
-    def generate(self, prompts: list[list[int]], num_tokens: int) -> Timing:
-        ids = self._torch.tensor(prompts)
-        drawn_s: list[float] = []
-
-        def note(input_ids: Any, scores: Any, **_: Any) -> Any:
-            drawn_s.append(time.perf_counter())
-            return self._torch.zeros(len(prompts), dtype=self._torch.bool)
-
-        start_s = time.perf_counter()
-        with self._torch.inference_mode():
-            self._model.generate(
-                ids,
-                attention_mask=self._torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=num_tokens,
-                min_new_tokens=num_tokens,
-                pad_token_id=0,
-                stopping_criteria=[note],
-            )
-        return Timing(drawn_s[0] - start_s, time.perf_counter() - start_s, len(prompts) * (num_tokens - 1))

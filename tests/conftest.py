@@ -15,6 +15,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 # Read when torch is loaded: see server/cli.py. Tests run beside other work.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # There is a process of tests for every processor: with more threads, these wait for each other, and models as small
+    # as most here take twice the processor time. tests/devices/cpu/test_cpu_threads.py takes two.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Times vary on machines that do other work too.
 hypothesis.settings.register_profile("core", deadline=None)

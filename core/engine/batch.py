@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 
-from core.engine.grammar import Matcher
 from core.engine.sequence import Sequence
-from core.engine.step import StepOutput, StepPlan
+from core.engine.step import NewSequence, StepOutput, StepPlan, Transfer
 from core.request import Logprobs
+from core.speculate.drafting import num_accepted
 
 
-class Item(NamedTuple):
-    """What one sequence does in a step: compute tokens, perhaps draw, perhaps score its prompt."""
+@dataclass
+class Item:
+    """What one sequence does in a step: compute tokens, perhaps draw, perhaps score its prompt.
+
+    num_tokens   known ones: drafts are not among them
+    drafts       that may be accepted: no more than were planned
+    num_draws    1 and as many as drafts were planned; 0 where it does not draw
+    """
 
     seq: Sequence
+    start: int
     num_tokens: int
     samples: bool
     scores: bool
+    drafts: list[int] = field(default_factory=list)
+    num_draws: int = 0
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether its draw follows all that is known, so that drafts can come between."""
+        return self.samples and not self.scores and self.start + self.num_tokens == len(self.seq.token_ids)
 
 
 class Batch:
-    """A plan, and the tokens, sequences and logit rows that still fit into it.
+    """A plan, and the tokens and logit rows that still fit into it.
 
-    Each item has one logit row, or as many as tokens where it scores them; together they are `max_seqs` at most.
+    Each item has one logit row and one for each draft, or as many as tokens where it scores them.
     """
 
-    def __init__(self, budget: int, max_seqs: int, transferred: int) -> None:
+    def __init__(self, budget: int, num_logits: int) -> None:
         self.budget = budget
-        self.num_logits = max_seqs
+        self.num_logits = num_logits
         self.items: list[Item] = []
-        self.matchers: list[Matcher] = []  # of the draws in plan.masked
-        self._num_draws = 0
-        self.plan = StepPlan([], [], [], [], [], [], [], [], transferred=transferred)
+        self.new: list[NewSequence] = []
 
     @property
     def full(self) -> bool:
         return self.budget < 1 or self.num_logits < 1
+
+    @property
+    def num_draws(self) -> int:
+        """Of all items."""
+        return sum(item.num_draws for item in self.items)
+
+    @property
+    def masked(self) -> list[Item]:
+        """Items whose draws wait for masks."""
+        return [item for item in self.items if item.samples and item.seq.matcher]
 
     def room_for(self, seq: Sequence) -> int:
         """Tokens of `seq` that fit, at most: with one for each of its rows where logits of all are wanted."""
@@ -45,38 +67,68 @@ class Batch:
 
     def add(self, seq: Sequence, start: int, count: int) -> None:
         """Schedule `count` tokens of `seq`, the first of which is at position `start`, its frontier."""
-        plan = self.plan
         samples = start + count == len(seq.token_ids) + seq.num_pending
         scores = seq.scores and seq.scores_next
-        plan.rows.append(seq.row)
-        plan.starts.append(start)
-        plan.counts.append(count)
-        plan.samples.append(samples)
-        plan.scores.append(scores)
-        if samples and seq.matcher is not None:
-            plan.masked.append(self._num_draws)
-            self.matchers.append(seq.matcher)
-        if samples and seq.embeds:
-            plan.embeds.append(self._num_draws)
-        self._num_draws += samples
-        self.items.append(Item(seq, count, samples, scores))
+        self.items.append(Item(seq, start, count, samples, scores, num_draws=int(samples)))
         self.budget -= count
         self.num_logits -= count if scores else 1
         seq.num_scheduled += count
         seq.num_pending += samples
 
+    def draft(self, item: Item, ids: list[int]) -> None:
+        """Let an item that draws compute drafts, too."""
+        item.drafts, item.num_draws, item.seq.num_drafts = ids, 1 + len(ids), len(ids)
+        self.budget -= len(ids)
+        self.num_logits -= len(ids)
 
-def retire(items: list[Item], output: StepOutput) -> Iterator[tuple[Sequence, int | None, Logprobs | None]]:
-    """Each sequence of a step that has ended, its counts brought up to date, with the id it drew and its report."""
-    draws = iter(zip_longest(output.ids, output.logprobs))
+    def plan(self, edits: list[tuple[int, int, int, int]], transfers: list[Transfer], transferred: int) -> StepPlan:
+        """All that was scheduled. Devices are told of ids that they lack and need."""
+        drawn: list[tuple[int, int]] = []
+        masked: list[int] = []
+        embeds: list[int] = []
+        num_draws = 0
+        for item in self.items:
+            seq, draws = item.seq, range(num_draws, num_draws + item.num_draws)
+            if seq.recalls or seq.is_ahead or item.drafts:
+                drawn += [(seq.row, token_id) for token_id in seq.tell()]
+            if seq.matcher is not None:
+                masked += draws
+            if seq.embeds:
+                embeds += draws
+            num_draws += item.num_draws
+        return StepPlan(
+            self.new,
+            [item.seq.row for item in self.items],
+            [item.start for item in self.items],
+            [item.num_tokens + len(item.drafts) for item in self.items],
+            [item.samples for item in self.items],
+            edits,
+            [item.scores for item in self.items],
+            drawn,
+            masked,
+            embeds,
+            transfers,
+            transferred,
+            drafts=[list(item.drafts) for item in self.items] if any(item.drafts for item in self.items) else [],
+        )
+
+
+def retire(items: list[Item], output: StepOutput) -> Iterator[tuple[Item, list[int], list[Logprobs]]]:
+    """Each item of a step that has ended, its sequence's counts brought up to date, with the ids that it drew, as far
+    as its drafts were right, and their reports. Drafts are not counted as computed yet."""
+    draws = zip_longest(output.ids, output.logprobs)
     scores, hidden = iter(output.prompt_logprobs), iter(output.hidden)
-    for seq, num_tokens, samples, scored in items:
-        seq.num_computed += num_tokens
-        seq.num_scheduled -= num_tokens
-        seq.num_pending -= samples
-        if scored:
+    for item in items:
+        seq = item.seq
+        seq.num_computed += item.num_tokens
+        seq.num_scheduled -= item.num_tokens
+        seq.num_pending -= item.samples
+        if item.samples:
+            seq.num_drafts, seq.is_ahead = 0, item.num_draws > 1
+        if item.scores:
             seq.prompt_logprobs += next(scores)
-        if samples and seq.embeds:
+        if item.samples and seq.embeds:
             seq.embedding = next(hidden)
-        drawn, logprobs = next(draws) if samples else (None, None)
-        yield seq, drawn, logprobs
+        own = list(islice(draws, item.num_draws))
+        right = own[: 1 + num_accepted(item.drafts, [token_id for token_id, _ in own])]
+        yield item, [token_id for token_id, _ in right], [report for _, report in right if report is not None]

@@ -187,7 +187,9 @@ def _plan(
         page_sizes=kernels_for(dtype=dtype, page_tokens=config.block_size).kv_page_sizes(),
         split=model.split,
     )
-    limits = {"max_seqs": plan.max_num_seqs, "max_tokens": plan.max_num_batched_tokens}
+    # Where shapes are compiled, there are as many sequences as logit rows (`core.engine.pack`).
+    max_seqs = plan.max_num_logits if plan.shapes.seqs else plan.max_num_seqs
+    limits = {"max_seqs": max_seqs, "max_tokens": plan.max_num_batched_tokens}
     return plan, kernels_for(dtype=plan.dtype, page_tokens=plan.page_tokens, **limits)
 
 

@@ -27,12 +27,21 @@ class Columns:
         self.query_starts = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)
         self.num_tokens = int(self.query_starts[-1])
         self.num_blocks = -(-int(self.kv_lens.max(initial=0)) // page_tokens)
-        sampled = np.flatnonzero(self.samples)
-        # Logit rows: first those that are drawn from; then those that score a prompt, with row 0's parameters.
-        self.logit_tokens = self.query_starts[1:][sampled] - 1
-        self.logit_rows = self.rows[sampled]
-        self.counters = self.kv_lens[sampled]
-        self.targets = np.zeros(len(sampled), np.int32)
+        self.drafts = plan.drafts
+        self.num_drafts = np.array(plan.num_drafts, np.int32)
+        # Logit rows: first those that are drawn from, one for each draft beside the item's own; then those that score a
+        # prompt, with row 0's parameters.
+        num_draws = self.samples + self.num_drafts
+        self.items = np.repeat(np.arange(len(self.rows)), num_draws)
+        self.places = np.arange(len(self.items)) - np.repeat(np.cumsum(num_draws) - num_draws, num_draws)
+        left = (self.num_drafts[self.items] - self.places).astype(np.int32)  # drafts after the one drawn from
+        self.logit_tokens = self.query_starts[1:][self.items] - 1 - left
+        self.logit_rows = self.rows[self.items]
+        self.counters = self.kv_lens[self.items] - left
+        # Nobody reads on the device what was drawn beside drafts: it goes to rows past those of sequences.
+        beside = self.num_drafts[self.items] > 0
+        self.output_rows = np.where(beside, rows.num_rows + np.arange(len(beside)), self.logit_rows).astype(np.int32)
+        self.targets = np.zeros(len(self.items), np.int32)
         if any(plan.scores):
             self._add_scores([i for i, scores in enumerate(plan.scores) if scores])
         self.greedy = not bool(rows.temperature[self.logit_rows].any())
@@ -46,6 +55,7 @@ class Columns:
             following = self._of.ids[self.rows[i]][self.starts[i] + 1 : self.starts[i] + 1 + num]
             self.logit_tokens = np.concatenate([self.logit_tokens, tokens])
             self.logit_rows = np.concatenate([self.logit_rows, zeros])
+            self.output_rows = np.concatenate([self.output_rows, zeros])
             self.counters = np.concatenate([self.counters, zeros])
             self.targets = np.concatenate([self.targets, following])
 
@@ -66,12 +76,13 @@ class Columns:
         positions = np.arange(num, dtype=np.int32) + spread
         row_T = np.repeat(self.rows, self.counts)
         _put(out["positions"], positions)
-        _put(out["source_rows"], np.where(positions >= rows.num_given[row_T], row_T, 0))
+        has_drafts = np.repeat(self.num_drafts > 0, self.counts)
+        _put(out["source_rows"], np.where((positions >= rows.num_given[row_T]) & ~has_drafts, row_T, 0))
         self._fill_ids(out["token_ids"])
         _put(out["query_starts"], self.query_starts, pad=num)
         _put(out["kv_lens"], self.kv_lens)
         _put(out["logit_rows"], self.logit_tokens)
-        _put(out["output_rows"], self.logit_rows)
+        _put(out["output_rows"], self.output_rows)
         _put(out["counter"], self.counters)
         _put(out["top_k"], rows.top_k[self.logit_rows])
         _put(out["seed"], rows.seed[self.logit_rows].reshape(-1))
@@ -90,6 +101,17 @@ class Columns:
         for i in np.flatnonzero(self.starts < self._of.num_given[self.rows]):
             ids = self._of.ids[self.rows[i]][self.starts[i] : self.kv_lens[i]]
             out[self.query_starts[i] : self.query_starts[i] + len(ids)] = ids
+        for i in np.flatnonzero(self.num_drafts):
+            end = self.query_starts[i + 1]
+            out[end - self.num_drafts[i] : end] = self.drafts[i]
+
+    def seen(self, logit: int) -> Ints:
+        """Ids on the host before the one that logit row `logit` draws: all of them, where that depends on them."""
+        ids: Ints = self._of.ids[self.logit_rows[logit]]
+        if logit >= len(self.items) or not self.places[logit]:
+            return ids
+        drafts = np.array(self.drafts[self.items[logit]][: self.places[logit]], np.int32)
+        return np.concatenate([ids, drafts])
 
 
 def _put(out: npt.NDArray[np.generic], values: npt.NDArray[np.generic], pad: int = 0) -> None:

@@ -28,6 +28,7 @@ from core.kv.events import KVEvents, Publisher
 from core.kv.prefix import spec_digest
 from core.model.load import Progress
 from core.request import Request, SequenceOutput
+from core.speculate.choice import parse_speculative
 
 GRAMMAR_WAIT_S = 0.005  # while nothing can run before a grammar is compiled; new requests wait as long
 _log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class Engine:
             max_model_len=plan.max_model_len,
             spec=self._spec,
             num_swap_pages=plan.num_swap_blocks,
+            max_logits=plan.max_num_logits,
+            drafting=parse_speculative(plan.speculative).open() if plan.speculative else None,
         )
         self.vocab_size = vocab_size
         self._exchange = Exchange(self.cache, self._executor, loaded, self._spec)
@@ -192,7 +195,8 @@ class Engine:
         if not plan.is_empty:
             self._executor.submit(plan)
             if plan.masked:
-                self._executor.send_masks(fill_masks(scheduler.matchers, self.vocab_size))
+                draws = [(item.seq.matcher, item.drafts) for item in scheduler.masked if item.seq.matcher]
+                self._executor.send_masks(fill_masks(draws, self.vocab_size))
             if scheduler.num_in_flight <= self.plan.pipeline_depth:
                 return None
         if not scheduler.num_in_flight:

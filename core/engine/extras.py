@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.engine.columns import Columns
 from core.engine.rows import Ints, Rows, Wishes
 from core.plugin.device import Device
 from core.request import MAX_BIAS, MAX_LOGPROBS
@@ -58,27 +59,27 @@ class ExtrasPacker:
         """What a request may ask for."""
         return min(MAX_LOGPROBS, self._vocab_size)
 
-    def pack(self, logit_rows: Ints, positions: Ints, targets: Ints, size: int, masked: bool = False) -> Extras | None:
-        """For logit rows with the parameters of these rows, padded to `size`; None when all are plain.
+    def pack(self, batch: Columns, size: int, masked: bool = False) -> Extras | None:
+        """For the logit rows of a step, padded to `size`; None when all are plain.
 
-        positions   of the ids to be drawn
         masked      a grammar masks some: with extras that have one shape, that is one of them
         """
+        logit_rows = batch.logit_rows
         scores = bool((logit_rows == 0).any())
         plain = not scores and bool(self._rows.plain[logit_rows].all())
         if plain and not (masked and self.compiled):
             return None
         wishes = [self._rows.wishes[row] for row in logit_rows] + [Wishes()] * (size - len(logit_rows))
-        ids = [self._rows.ids[row] for row in logit_rows] + [np.zeros(0, np.int32)] * (size - len(logit_rows))
+        ids = [batch.seen(i) for i in range(len(logit_rows))] + [np.zeros(0, np.int32)] * (size - len(logit_rows))
         padded = np.zeros(size, np.int32)
-        padded[: len(targets)] = targets
+        padded[: len(batch.targets)] = batch.targets
         return Extras(
             self._copy(padded),
             self._num_logprobs(wishes, scores),
             self._named(wishes),
             self._bias(wishes),
             self._penalties(wishes, ids),
-            self._mask(wishes, ids, positions),
+            self._mask(wishes, ids, batch.counters),
             self._min_p(wishes),
         )
 

@@ -27,6 +27,13 @@ class Wanted(NamedTuple):
     ids: list[int]
 
 
+class Beside(NamedTuple):
+    """Beside which transfers a step ran: number of the last one started, and when the step had computed."""
+
+    started: int
+    computed: Event
+
+
 @dataclass
 class Flight:
     """What a step draws, and log-probabilities and hidden states where asked for, on the host.
@@ -34,10 +41,11 @@ class Flight:
     transfers   polled when the output is read
     waits       there is nothing to compute, and the output comes when the oldest transfer has ended
     ids         drawn: the first `num_ids`
-    wanted      per sampling item
+    wanted      per draw
     scored      per scoring item: how many rows, how many likeliest tokens
     hidden      rows of hidden states, from the first to the last that is wanted
     embeds      which draws' rows those are that are wanted
+    beside      None where nothing was transferred meanwhile
     """
 
     transfers: Transfers
@@ -50,17 +58,26 @@ class Flight:
     scored: list[tuple[int, int]] = field(default_factory=list)
     hidden: torch.Tensor | None = None
     embeds: list[int] = field(default_factory=list)
+    beside: Beside | None = None
 
     @torch.inference_mode()
     def output(self) -> StepOutput:
         """Wait for the step and read what it drew."""
+        late = self._is_late()
         for event in self.arrived:
             event.synchronize()
         if self.waits:
             self.transfers.wait_oldest()
         ids = self.ids[: self.num_ids].tolist()
         logprobs, prompt_logprobs = self._logprobs()
-        return StepOutput(ids, logprobs, prompt_logprobs, self._hidden_states(), self.transfers.poll())
+        return StepOutput(ids, logprobs, prompt_logprobs, self._hidden_states(), self.transfers.poll(), late)
+
+    def _is_late(self) -> bool | None:
+        """Whether transfers are under way when the step has computed: what it drew comes after them, then."""
+        if self.beside is None:
+            return None
+        self.beside.computed.synchronize()
+        return self.transfers.poll() < self.beside.started
 
     def _logprobs(self) -> tuple[list[Logprobs | None], list[list[Logprobs]]]:
         """Of what was drawn, and of prompts."""

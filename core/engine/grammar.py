@@ -50,7 +50,7 @@ class Matcher(Protocol):
         """Go on by these ids, as far as the grammar allows them; returns how many. None of them ends the output."""
 
     def rollback(self, num_ids: int) -> None:
-        """Go back by so many ids that were accepted."""
+        """Go back by so many ids that were accepted; a fault that came after them is gone, if that can be."""
 
 
 class Compiler(Protocol):
@@ -60,12 +60,34 @@ class Compiler(Protocol):
         """`stop_ids` end the output. Raises: RequestError for what cannot be enforced, or allows no output."""
 
 
-def fill_masks(matchers: Sequence[Matcher], vocab_size: int) -> bytes:
-    """Masks of the next draws, int32 [len(matchers), ceil(V / 32)]."""
-    words = np.zeros((len(matchers), -(-vocab_size // 32)), np.int32)
-    for row, matcher in zip(words, matchers, strict=True):
-        matcher.fill(row)
+def fill_masks(draws: Sequence[tuple[Matcher, list[int]]], vocab_size: int) -> bytes:
+    """Masks of the next draws, int32 [N, ceil(V / 32)]: one of each matcher, and one after each of its drafts. It
+    accepts them.
+
+    Where a matcher has a fault after a draft, this draft and those after it are taken from its list: the draw in its
+    place counts, and the fault is found again once the draw is known.
+    """
+    words = np.zeros((sum(1 + len(drafts) for _, drafts in draws), -(-vocab_size // 32)), np.int32)
+    start = 0
+    for matcher, drafts in draws:
+        rows = words[start : start + 1 + len(drafts)]
+        start += len(rows)
+        matcher.fill(rows[0])
+        if drafts:
+            _fill_ahead(matcher, drafts, rows[1:])
     return words.tobytes()
+
+
+def _fill_ahead(matcher: Matcher, drafts: list[int], rows: npt.NDArray[np.int32]) -> None:
+    num = 0
+    while num < len(drafts) and matcher.fault is None:
+        matcher.accept([drafts[num]])
+        matcher.fill(rows[num])
+        num += 1
+    is_faulty = matcher.fault is not None
+    matcher.rollback(num)
+    if is_faulty and num:
+        del drafts[num - 1 :]
 
 
 class Grammars:

@@ -176,8 +176,11 @@ class GuidanceMatcher:
         return self._inner.try_consume_tokens(list(ids))
 
     def rollback(self, num_ids: int) -> None:
-        if num_ids and not self._inner.rollback(num_ids):
+        if not num_ids or self._inner.is_error():  # from too complex a grammar there is no way back
+            return
+        if not self._inner.rollback(num_ids):
             raise ValueError(f"a matcher cannot go back by {num_ids} ids: {self._inner.get_error()}")
+        self.fault = None
 
 
 class _Vocabulary:

@@ -46,16 +46,22 @@ class TextOutput:
     def push(self, output: SequenceOutput) -> Delta:
         """Take in an output. When the finish reason is "stop" and the output's is None, a stop string matched: the
         caller aborts the request and pushes nothing more."""
+        ids, before = output.new_ids, ""
+        for num in range(1, len(ids)):  # a stop string may end before the last of several
+            text, matched = self._stops.push(self._detokenizer.push(ids[num - 1 : num]))
+            before += text
+            if matched is not None:
+                return Delta(before, ids[:num], "stop", matched, output.logprobs[:num], output.prompt_logprobs)
         ended = output.stop_id is not None and not self._shows_stop_ids
-        shown = output.new_ids[:-1] if ended else output.new_ids
-        text = self._detokenizer.push(shown)
+        text = self._detokenizer.push([] if ended else ids[-1:])
         if output.finish_reason is not None:
             text += self._detokenizer.finish()
         text, matched = self._stops.push(text)
         if matched is None and output.finish_reason is not None:
             rest, matched = self._stops.flush()
             text += rest
+        text = before + text
         if matched is not None:
-            return Delta(text, output.new_ids, "stop", matched, output.logprobs, output.prompt_logprobs)
+            return Delta(text, ids, "stop", matched, output.logprobs, output.prompt_logprobs)
         stop_reason = output.stop_id if output.stop_id in self._eos_is_news else None
-        return Delta(text, output.new_ids, output.finish_reason, stop_reason, output.logprobs, output.prompt_logprobs)
+        return Delta(text, ids, output.finish_reason, stop_reason, output.logprobs, output.prompt_logprobs)

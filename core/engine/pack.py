@@ -79,7 +79,7 @@ class StepInput:
     query_starts: torch.Tensor  # S + 1
     kv_lens: torch.Tensor  # S
     logit_rows: torch.Tensor  # L: token whose logits are wanted
-    output_rows: torch.Tensor  # L: row of last_ids for the id drawn
+    output_rows: torch.Tensor  # L: row of last_ids for the id drawn: with drafts, one past those of sequences
     counter: torch.Tensor  # L: position of the id drawn
     top_k: torch.Tensor  # L
     seed: torch.Tensor  # L, 2
@@ -112,6 +112,7 @@ class Packer:
         shapes: ShapePolicy,
         max_tokens: int,
         max_seqs: int,
+        max_logits: int,
         max_blocks: int,
         sets: int,
         vocab_size: int,
@@ -120,9 +121,10 @@ class Packer:
         self._rows = rows
         self._page = page_tokens
         self._shapes = shapes
+        num_seqs = max_logits if shapes.seqs else max_seqs  # as in `_key`
         largest = ShapeKey(
-            _up(max_tokens, shapes.tokens, "tokens"), _up(max_seqs, shapes.seqs, "sequences"),
-            _up(max_blocks, shapes.blocks, "blocks"), _up(max_seqs, shapes.seqs, "sequences"), False, FULL_SORT,
+            _up(max_tokens, shapes.tokens, "tokens"), _up(num_seqs, shapes.seqs, "sequences"),
+            _up(max_blocks, shapes.blocks, "blocks"), _up(max_logits, shapes.seqs, "sequences"), False, FULL_SORT,
         )  # fmt: skip
         self.max_logits = largest.logits
         words = sum(size for _, size in _fields(largest, len(rows.tables)))
@@ -164,7 +166,7 @@ class Packer:
         batch.fill(_views(self._words[turn], key, len(self._rows.tables)), key.seqs, key.blocks)
         self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
         self._copied[turn].wait()
-        extras = self._extras.pack(batch.logit_rows, batch.counters, batch.targets, key.logits, masked)
+        extras = self._extras.pack(batch, key.logits, masked)
         return _step_input(self._on_device, key, len(self._rows.tables), batch, extras)
 
     def grammar_mask(self, draws: list[int], words: bytes, key: ShapeKey) -> torch.Tensor:

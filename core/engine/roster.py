@@ -36,7 +36,6 @@ class Roster:
         self._leaving: set[Sequence] = set()
         self._rows = list(range(max_seqs, 0, -1))
         self._edits: list[tuple[int, int, int, int]] = []
-        self._drawn: list[tuple[int, int]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -90,7 +89,7 @@ class Roster:
     def _leave(self, seq: Sequence, status: Status) -> None:
         self.running.remove(seq)
         seq.status = status
-        if seq.num_scheduled or seq.transfer:
+        if seq.num_scheduled or seq.moves:
             self._leaving.add(seq)
         else:
             self._vacate(seq)
@@ -102,7 +101,6 @@ class Roster:
         if seq.row:
             self._rows.append(seq.row)
             self._edits = [edit for edit in self._edits if edit[0] != seq.row]
-            self._drawn = [draw for draw in self._drawn if draw[0] != seq.row]
             seq.row = 0
         preempted = seq.status is Status.PREEMPTED
         if preempted and swap and seq.host is None and self.swaps.begin_out(seq):
@@ -120,5 +118,4 @@ class Roster:
 
     def check_idle(self) -> None:
         """Raises: AccountsError when anything is not back although nothing is queued, running or under way."""
-        num_changes = len(self._edits) + len(self._drawn)
-        check_idle(self.cache, self.swaps.host, self._rows, self.max_seqs, len(self._leaving), num_changes)
+        check_idle(self.cache, self.swaps.host, self._rows, self.max_seqs, len(self._leaving), len(self._edits))

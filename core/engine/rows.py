@@ -48,6 +48,7 @@ class Rows:
     """Columns over rows 0 .. num_rows - 1."""
 
     def __init__(self, num_rows: int, max_blocks: int, num_groups: int) -> None:
+        self.num_rows = num_rows
         self.ids: list[Ints] = [np.zeros(0, np.int32)] * num_rows
         self.num_given = np.zeros(num_rows, np.int32)
         self.tables = [np.zeros((num_rows, max_blocks), np.int32) for _ in range(num_groups)]

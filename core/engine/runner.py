@@ -13,7 +13,7 @@ import torch
 
 from core.engine.canonical import Canonical
 from core.engine.compiled import CompiledStep, Compiles, warm_up
-from core.engine.flight import Flight, Reported, Wanted
+from core.engine.flight import Beside, Flight, Reported, Wanted
 from core.engine.pack import DrawInput, Packer, StepInput
 from core.engine.rows import Rows
 from core.engine.step import StepDropped, StepPlan
@@ -147,13 +147,15 @@ class Runner:
             shapes=plan.shapes,
             max_tokens=plan.max_num_batched_tokens,
             max_seqs=plan.max_num_seqs,
+            max_logits=plan.max_num_logits,
             max_blocks=max_blocks,
             sets=sets,
             vocab_size=vocab_size,
         )
         self.pack = self._packer.pack  # a call that a profile may wrap
         self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped
-        last_ids = torch.zeros(num_rows, dtype=torch.int32, device=where)
+        num_beside = self._packer.max_logits if plan.speculative else 0  # rows for what is drawn beside drafts
+        last_ids = torch.zeros(num_rows + num_beside, dtype=torch.int32, device=where)
         self._last_ids = device.keep(last_ids) if self._compiled else last_ids
         self._ids = [device.host_empty((self._packer.max_logits,), torch.int32) for _ in range(sets)]
         self._turn = 0
@@ -162,12 +164,13 @@ class Runner:
     def launch(self, plan: StepPlan) -> Flight:
         """Start one step, and the transfers that come with it."""
         self._rows.apply(plan)
+        x = self.pack(plan) if plan.rows else None  # its inputs go first: they would wait for what is transferred
         self.transfers.start(plan, self.kv)
-        if not plan.rows:
+        if x is None:
             return Flight(self.transfers, plan.waits)
-        x = self.pack(plan)
         logits_LV, hidden_LE, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         ids_L, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
+        beside = Beside(self.transfers.started, self._device.record()) if self.transfers.under_way else None
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
         arrived = [self._device.d2h(host[: x.key.logits], ids_L)]
@@ -180,8 +183,8 @@ class Runner:
             reported = tuple(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device)
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
         hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
-        drawn = host, sum(plan.samples), arrived
-        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds)
+        drawn = host, plan.num_draws, arrived
+        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds, beside)
 
     def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
         """Start copying the rows of these draws, and of those between: one copy, and few rows more."""
@@ -207,7 +210,8 @@ class Runner:
     def _wishes(self, plan: StepPlan) -> tuple[list[Wanted], list[tuple[int, int]]]:
         """What `Flight` must know to tell whose log-probabilities are whose."""
         requests = [self._rows.wishes[row].request for row in plan.rows]
-        drawing = [r for r, samples in zip(requests, plan.samples, strict=True) if samples]
+        num_draws = [samples + num for samples, num in zip(plan.samples, plan.num_drafts, strict=True)]
+        drawing = [r for r, num in zip(requests, num_draws, strict=True) for _ in range(num)]
         wanted = [Wanted(r.logprobs, r.logprob_ids) if r else Wanted(-1, []) for r in drawing]
         scored = []
         for r, count, samples, scores in zip(requests, plan.counts, plan.samples, plan.scores, strict=True):
@@ -264,4 +268,4 @@ class Runner:
         host_LV = self._device.host_empty(tuple(logits_LV.shape), logits_LV.dtype)
         self._device.d2h(host_LV, logits_LV).synchronize()
         scored = sum(c - d for c, d, scores in zip(plan.counts, plan.samples, plan.scores, strict=True) if scores)
-        return host_LV[: sum(plan.samples) + scored].float()
+        return host_LV[: plan.num_draws + scored].float()

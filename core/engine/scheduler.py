@@ -10,6 +10,10 @@ count as computed, ids to be drawn as known; the runner reads such an id from th
 - pages of sequences that leave (`core.engine.roster`) come free later: these coming pages are counted before anyone
   else is preempted for want of pages;
 - an empty plan while a step is in flight means: retire that step first.
+
+A sequence may compute drafts, ids that were guessed (`core.speculate.drafting`), together with its last known id. They
+get what everyone else left of a step: tokens, logit rows, free pages. They count as computed once they are found right,
+and nothing else of the sequence is scheduled until then. Entries of wrong ones are written over by what comes instead.
 """
 
 from __future__ import annotations
@@ -18,18 +22,27 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Sequences
+from typing import NamedTuple
 
 import msgspec
 
 from core.clock import SYSTEM, Clock
 from core.engine.batch import Batch, Item, retire
-from core.engine.grammar import Matcher
 from core.engine.roster import Roster
 from core.engine.sequence import Sequence, Status
 from core.engine.step import StepOutput, StepPlan
 from core.engine.step_sizes import StepSizes
 from core.kv.cache import KVCache, Lease
 from core.request import Logprobs, SequenceOutput
+from core.speculate.drafting import Drafting
+
+
+class Flight(NamedTuple):
+    """A step that is under way."""
+
+    items: list[Item]
+    num_tokens: int
+    start_s: float
 
 
 class Scheduler(Roster):
@@ -37,10 +50,12 @@ class Scheduler(Roster):
 
     max_tokens    tokens in a step, at most
     max_seqs      sequences that run at a time, at most; also rows (1 .. max_seqs)
+    max_logits    logit rows in a step, at most; None: as many as sequences
     max_model_len prompt and output together, at most
     spec          identity of the cache's content (`core.kv.prefix.spec_digest`)
     clock         when sequences are admitted, for outputs to tell
     num_swap_pages   on the host, per KV group
+    drafting      what drafts; None: nothing does
     """
 
     def __init__(
@@ -53,16 +68,20 @@ class Scheduler(Roster):
         spec: bytes,
         clock: Clock = SYSTEM,
         num_swap_pages: Sequences[int] = (),
+        max_logits: int | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         super().__init__(
             cache, max_seqs=max_seqs, max_model_len=max_model_len, spec=spec, num_swap_pages=num_swap_pages
         )
         self.max_tokens, self._clock = max_tokens, clock
+        self.max_logits, self.drafting = max_logits or max_seqs, drafting
         self.num_steps = 0
         self.step_sizes = StepSizes()
         self.num_prefix_queries = self.num_prefix_hits = 0  # tokens, of the first admission of each request
-        self._flights: deque[list[Item]] = deque()
-        self.matchers: list[Matcher] = []  # of the plan made last: what fills a mask for each of its `masked` draws
+        self._flights: deque[Flight] = deque()
+        self._updated_s = 0.0
+        self.masked: list[Item] = []  # of the plan made last: those whose draws wait for masks
 
     @property
     def num_in_flight(self) -> int:
@@ -76,7 +95,7 @@ class Scheduler(Roster):
 
     def fail(self, message: str) -> list[SequenceOutput]:
         """End every sequence of the steps in flight with an error: what they computed is not known."""
-        seqs = {item.seq for items in self._flights for item in items}
+        seqs = {item.seq for flight in self._flights for item in flight.items}
         self._flights.clear()
         outputs = []
         for seq in sorted(seqs):
@@ -99,24 +118,23 @@ class Scheduler(Roster):
 
     def schedule(self) -> StepPlan:
         """Plan the next step. Empty when nothing can run before a step in flight retires."""
-        batch = Batch(self.max_tokens, self.max_seqs, self.swaps.transferred)
+        batch = Batch(self.max_tokens, self.max_logits)
         room = self._continue_running(batch)
         if room:
             self._admit_waiting(batch)
-        plan = batch.plan
-        plan.transfers.extend(self.swaps.take_new())
+        if self.drafting:
+            self._draft(batch, self.drafting, room)
+        transfers = self.swaps.take() if batch.items or not self._flights else []
+        plan = batch.plan(self._edits, transfers, self.swaps.transferred)
         if not plan.rows and not self._flights and self.swaps.under_way:
             plan = msgspec.structs.replace(plan, waits=True)
         if not plan.is_empty:
-            plan.edits.extend(self._edits)
-            plan.drawn.extend(self._drawn)
-            self._edits.clear()
-            self._drawn.clear()
-            self._flights.append(batch.items)
+            self._edits = []
+            self._flights.append(Flight(batch.items, plan.num_tokens, self._clock.now_s()))
         if plan.rows:
             self.num_steps += 1
             self.step_sizes.add(self.max_tokens - batch.budget)
-        self.matchers = batch.matchers
+        self.masked = batch.masked
         stuck = plan.is_empty and not self._flights
         assert not stuck or all(seq.status is Status.LOADING for seq in self.sequences()), "nothing can run"
         return plan
@@ -178,6 +196,8 @@ class Scheduler(Roster):
                 self.cache.cancel(lease)
                 return
             heapq.heappop(self._waiting)
+            if self.drafting and not seq.drafter and not seq.embeds:
+                seq.drafter = self.drafting.open(seq.token_ids)
             if seq.host is not None and lease.num_tokens < seq.host.num_tokens:
                 self._load(seq, lease, batch)
                 continue
@@ -196,7 +216,7 @@ class Scheduler(Roster):
         seq.table, seq.num_computed = self.swaps.begin_in(seq, lease), seq.host.num_tokens
         seq.status, seq.row = Status.LOADING, self._rows.pop()
         insort(self.running, seq)
-        batch.plan.new.append(seq.for_devices())
+        batch.new.append(seq.for_devices())
 
     def _start(self, seq: Sequence, batch: Batch) -> None:
         seq.status, seq.row = Status.RUNNING, self._rows.pop()
@@ -204,21 +224,39 @@ class Scheduler(Roster):
         assert seq.table is not None
         count = min(seq.num_todo, batch.room_for(seq))
         self.cache.grow(seq.table, seq.frontier + count)
-        batch.plan.new.append(seq.for_devices())
+        batch.new.append(seq.for_devices())
         batch.add(seq, seq.frontier, count)
+
+    def _draft(self, batch: Batch, drafting: Drafting, room: bool) -> None:
+        """Let items go on with drafts. `room`: nobody waits for pages."""
+        able = [(item, item.seq.drafter) for item in batch.items if item.seq.drafter and item.may_draft]
+        proposed = drafting.propose([drafter for _, drafter in able], self.max_tokens - batch.budget, batch.num_draws)
+        for (item, _), guessed in zip(able, proposed, strict=True):
+            seq, table, end = item.seq, item.seq.table, item.start + item.num_tokens
+            assert table is not None
+            ids = seq.allowed(guessed[: min(batch.budget, batch.num_logits)])
+            if not (room and self.cache.can_take(self.cache.missing(table, end + len(ids)))):
+                del ids[table.capacity - end :]
+            if ids:
+                self._edits += [(seq.row, *edit) for edit in self.cache.grow(table, end + len(ids))]
+                batch.draft(item, ids)
 
     def update(self, output: StepOutput) -> list[SequenceOutput]:
         """Retire the oldest step in flight with what it drew."""
         outputs = []
-        for seq, drawn, logprobs in retire(self._flights.popleft(), output):
+        flight = self._flights.popleft()
+        if self.drafting and flight.num_tokens:
+            self.drafting.learn_time(flight.num_tokens, self._took_s(flight))
+        for item, drawn, logprobs in retire(flight.items, output):
+            seq = item.seq
+            if self.drafting and seq.drafter and drawn:
+                self.drafting.learn(seq.drafter, item.num_draws - 1, len(drawn) - 1)
             if seq.status is not Status.FINISHED:
-                result = self._advance(seq, drawn, logprobs)
-                if result is not None:
-                    outputs.append(result)
+                outputs += self._advance(seq, drawn, logprobs)
             if seq in self._leaving and not seq.num_scheduled:
                 self._leaving.remove(seq)
                 self._vacate(seq)
-        for seq in self.swaps.complete(output.transferred):
+        for seq in self.swaps.complete(output.transferred, output.late):
             if seq in self._leaving:
                 self._leaving.remove(seq)
                 self._vacate(seq)
@@ -227,19 +265,26 @@ class Scheduler(Roster):
                 seq.status = Status.RUNNING
         return outputs
 
-    def _advance(self, seq: Sequence, drawn: int | None, logprobs: Logprobs | None) -> SequenceOutput | None:
+    def _took_s(self, flight: Flight) -> float:
+        """How long a step that has ended took, but for the time that it stood behind another one."""
+        start_s, self._updated_s = max(flight.start_s, self._updated_s), self._clock.now_s()
+        return self._updated_s - start_s
+
+    def _advance(self, seq: Sequence, drawn: list[int], logprobs: list[Logprobs]) -> list[SequenceOutput]:
         """Take in one retired item of a live sequence."""
-        reason = None if drawn is None else seq.take(drawn)
+        num, reason = seq.take_all(drawn)
         if reason != "error":  # logits that are not numbers come from entries that nobody shall find
             self._commit(seq)
-        if drawn is None:
-            return None
-        output = seq.output(drawn, logprobs, reason)  # before the sequence gives up what it has
+        if not drawn:
+            return []
+        outputs = []
+        if reason == "error" and num > 1:
+            outputs.append(seq.output(drawn[: num - 1], logprobs[: num - 1], None))
+        # Before the sequence gives up what it has.
+        outputs.append(seq.output(drawn[:num], logprobs[:num], reason))
         if reason:
             self._finish(seq)
-        elif seq.recalls:
-            self._drawn.append((seq.row, drawn))
-        return output
+        return outputs
 
     def _commit(self, seq: Sequence) -> None:
         """Make pages that are complete findable, and drop those that no later token sees."""

@@ -15,6 +15,7 @@ from core.kv.host import HostCopy
 from core.kv.prefix import KEY_BYTES, chain_keys
 from core.model.pooling import Pooling
 from core.request import Logprobs, Request, SequenceOutput
+from core.speculate.drafting import SequenceDrafts
 
 _NO_DRAW = "the model's logits are not numbers"
 _NO_EMBEDDING = "the model's hidden states are not numbers"
@@ -48,11 +49,15 @@ class Sequence:
     scores          log-probabilities of its prompt are wanted
     embeds          an embedding is wanted: what is drawn after the prompt is nobody's
     recalls         devices need the ids drawn before for its draws
+    num_told        of token_ids, those that devices have in its row
+    is_ahead        drafts came with its last draw, so devices do not know what its last id is
+    drafter         guesses what it draws next; None: it has none yet, or never
+    num_drafts      in flight
     in_step         its draws depend on the ids drawn before: nothing of it is scheduled while a draw is in flight
     prompt_logprobs of prompt tokens that no output has taken yet
     embedding       the last token's hidden state, once computed, and then what is made of it
     host            what of it lies on the host, or is on its way there, since it was preempted
-    transfer        number of the transfer of its pages that is under way; 0: none
+    moves           whether its pages are on their way to the host or back
     matcher         what its grammar allows next; None without one
     error           why nothing can be made of what was drawn
     """
@@ -68,7 +73,7 @@ class Sequence:
     row: int = 0
     table: BlockTable | None = None
     host: HostCopy | None = None
-    transfer: int = 0
+    moves: bool = False
     num_cached: int | None = None
     admitted_s: float = 0.0
     stop_ids: frozenset[int] = field(init=False)
@@ -77,6 +82,10 @@ class Sequence:
     in_step: bool = field(init=False)
     scores: bool = field(init=False)
     embeds: bool = field(init=False)
+    num_told: int = 0
+    is_ahead: bool = False
+    drafter: SequenceDrafts | None = None
+    num_drafts: int = 0
     embedding: bytes = b""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     matcher: Matcher | None = None
@@ -105,9 +114,14 @@ class Sequence:
     @property
     def num_todo(self) -> int:
         """Tokens to schedule to catch up with all that will be known once the steps in flight have retired."""
-        if self.status is Status.LOADING or (self.in_step and self.num_pending):
+        if self.status is Status.LOADING or (self.num_pending and self._waits):
             return 0
         return min(len(self.token_ids) + self.num_pending, self.num_fed) - self.num_computed - self.num_scheduled
+
+    @property
+    def _waits(self) -> bool:
+        """Whether it cannot go on, or should not, before its last draw is known."""
+        return self.in_step or self.num_drafts > 0 or (self.drafter is not None and self.drafter.record.waits)
 
     @property
     def scores_next(self) -> bool:
@@ -128,9 +142,41 @@ class Sequence:
     def for_devices(self) -> NewSequence:
         """What devices must know of it when it gets a row."""
         assert self.table is not None
+        self.num_told, self.is_ahead = len(self.token_ids), False
         tables = [pages[: self.table.length].tolist() for pages in self.table.pages]
         request = msgspec.structs.replace(self.request, prompt_ids=[], prefix_keys=b"", structured=None)
         return NewSequence(self.row, list(self.token_ids), tables, request, len(self.request.prompt_ids))
+
+    def allowed(self, drafts: list[int]) -> list[int]:
+        """Those of drafts after all known ids that may be right and do not end the output."""
+        drafts = drafts[: self.num_fed - len(self.token_ids)]
+        for num, token_id in enumerate(drafts):
+            if token_id in self.stop_ids:
+                drafts = drafts[:num]
+                break
+        if self.matcher is not None and drafts:
+            num = self.matcher.accept(drafts)
+            self.matcher.rollback(num)
+            drafts = drafts[:num]
+        return drafts
+
+    def tell(self) -> list[int]:
+        """Ids that devices have yet to be told of, once they are."""
+        untold = self.token_ids[self.num_told :]
+        self.num_told, self.is_ahead = len(self.token_ids), False
+        return untold
+
+    def take_all(self, drawn: list[int]) -> tuple[int, str | None]:
+        """Add ids drawn one after another, up to where the output ends: how many that are, and why it ends.
+
+        All but the last of them were drafts that had been computed.
+        """
+        num, reason = 0, None
+        while reason is None and num < len(drawn):
+            reason = self.take(drawn[num])
+            num += 1
+        self.num_computed += max(0, num - 1)
+        return num, reason
 
     def take(self, drawn: int) -> str | None:
         """Add an id drawn. Returns why the output ends: "stop", "length", "error" (then `error` says why), or None."""
@@ -158,8 +204,8 @@ class Sequence:
         self.embedding = made
         return "stop"
 
-    def output(self, drawn: int, logprobs: Logprobs | None, reason: str | None) -> SequenceOutput:
-        """What one draw adds, with the log-probabilities of the prompt that have come since the last one."""
+    def output(self, drawn: list[int], logprobs: list[Logprobs], reason: str | None) -> SequenceOutput:
+        """What draws add, with the log-probabilities of the prompt that have come since the last ones."""
         if reason == "error":
             return SequenceOutput(self.request.request_id, [], reason, error=self.error)
         if self.embeds:
@@ -174,13 +220,13 @@ class Sequence:
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []
         return SequenceOutput(
             self.request.request_id,
-            [drawn],
+            drawn,
             reason,
-            drawn if reason == "stop" and drawn in self.stop_ids else None,
+            drawn[-1] if reason == "stop" and drawn[-1] in self.stop_ids else None,
             self.num_cached or 0,
-            logprobs=[] if logprobs is None else [logprobs],
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            admitted_s=self.admitted_s if self.num_outputs == 1 else 0.0,
+            admitted_s=self.admitted_s if self.num_outputs == len(drawn) else 0.0,
         )
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from core.speculate.drafting import DraftCounts
+
 if TYPE_CHECKING:  # clients read snapshots and need no scheduler
     from core.engine.compiled import Compiles
     from core.engine.scheduler import Scheduler
@@ -57,6 +59,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_prefix_queries   prompt tokens that were looked for in the cache
     num_prefix_hits      those of them that were found
     num_compiles         functions that the device compiled, in compile_s; num_late_compiles: after the warm-up
+    num_drafts           draws that came with drafts; num_draft_tokens: these; num_accepted_tokens: the right ones;
+                         num_accepted_at: by place among the drafts of a draw; empty: nothing drafts
     sequences            running ones first, then in order of admission; perhaps not all
     """
 
@@ -79,6 +83,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_compiles: int
     compile_s: float
     num_late_compiles: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_at: list[int]
     groups: list[GroupSnapshot]
     sequences: list[SequenceSnapshot]
 
@@ -86,6 +94,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 def take_snapshot(scheduler: Scheduler, compiles: Compiles, max_sequences: int) -> Snapshot:
     """With at most so many sequences."""
     cache, swaps, running = scheduler.cache, scheduler.swaps, set(scheduler.running)
+    drafted = scheduler.drafting.counts if scheduler.drafting else DraftCounts([])
     first = heapq.nsmallest(max_sequences, scheduler.sequences(), key=lambda seq: (seq not in running, seq.order))
     groups = [
         GroupSnapshot(
@@ -120,6 +129,10 @@ def take_snapshot(scheduler: Scheduler, compiles: Compiles, max_sequences: int) 
         num_compiles=compiles.num,
         compile_s=compiles.seconds,
         num_late_compiles=compiles.num_late,
+        num_drafts=drafted.num_drafts,
+        num_draft_tokens=drafted.num_tokens,
+        num_accepted_tokens=sum(drafted.num_accepted_at),
+        num_accepted_at=list(drafted.num_accepted_at),
         groups=groups,
         sequences=[_sequence(seq, len(groups)) for seq in first],
     )

@@ -30,7 +30,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
-    """Pages of one sequence on their way to the host, or back.
+    """Pages of one sequence, or some of them, on their way to the host, or back.
 
     number       transfers are numbered from 1; they start in this order, and are complete in this order
     to_host      else from there
@@ -59,8 +59,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     transferred            number of the last transfer that is over in the first rank: others wait for it, because this
                            step may use its pages
     waits                  there is nothing to compute: the step ends when the oldest transfer does
+    drafts                 per item, ids guessed to follow its last token: they are computed with it, `counts` has them,
+                           and there is a draw after each of them, too; empty: no item has any
 
-    An id at a position that the runner was not given is the last one drawn for that row.
+    An id at a position that the runner was not given is the last one drawn for that row. It was given every id before
+    drafts.
     """
 
     new: list[NewSequence]
@@ -76,25 +79,37 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     transfers: list[Transfer] = msgspec.field(default_factory=list)
     transferred: int = 0
     waits: bool = False
+    drafts: list[list[int]] = msgspec.field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to run."""
-        return not (self.rows or self.transfers or self.waits)
+        """Whether there is nothing to run, and no new sequence to tell of."""
+        return not (self.rows or self.new or self.transfers or self.waits)
 
     @property
     def num_tokens(self) -> int:
         return sum(self.counts)
 
+    @property
+    def num_drafts(self) -> list[int]:
+        """Of each item."""
+        return list(map(len, self.drafts)) or [0] * len(self.rows)
+
+    @property
+    def num_draws(self) -> int:
+        return sum(self.samples) + sum(self.num_drafts)
+
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """What a step drew.
 
-    ids              per sampling item of the plan, in order; -1 where the logits were not numbers
-    logprobs         per sampling item; None where the request asked for none; empty when none did
+    ids              per draw of the plan, in order; -1 where the logits were not numbers
+    logprobs         per draw; None where the request asked for none; empty when none did
     prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
     hidden           per entry of the plan's `embeds`: the hidden state after the last norm, float32, little-endian
     transferred      number of the last transfer that is complete, and with it all before; 0: none
+    late             whether a transfer started with the step or before was still under way when it had computed; None:
+                     there was none, or nothing to compute
     """
 
     ids: list[int]
@@ -102,3 +117,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[list[Logprobs]] = msgspec.field(default_factory=list)
     hidden: list[bytes] = msgspec.field(default_factory=list)
     transferred: int = 0
+    late: bool | None = None

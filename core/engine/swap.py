@@ -2,23 +2,78 @@
 
 Owns the pages on the host and the numbers of transfers; refuses nothing: what finds no room there is computed again.
 
-Design. Compute never waits for a transfer. A sequence that is preempted keeps its pages on the device until they are
+Design. Compute never waits for a transfer. A sequence that is preempted keeps each page on the device until it is
 copied, and those that come free then are counted before anyone else is preempted. One that is admitted again leases
 what the prefix cache still has, gets pages for the rest, and is LOADING until that has arrived; meanwhile it has its
 place among those that run, and may be preempted again. Transfers start in plans and are reported complete in the
 outputs of later steps; a plan without anything to compute waits for the oldest one. After a failed step every transfer
 under way is given up: nobody knows how far it came.
+
+A copy engine does one copy after the other, and each step has inputs and ids to copy too. So what is to be moved is cut
+into transfers: with each step go as many pages as can be copied while it computes. How many that is, steps tell: when
+one has computed and a transfer that was started before it is still under way, it was too much (`Pace`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.engine.sequence import Sequence
 from core.engine.step import Transfer
 from core.kv.cache import BlockTable, KVCache, Lease
 from core.kv.host import HostCopy, HostPool
+
+
+class Pace:
+    """How many pages are copied beside a step: more each time that it had time for more, fewer when it had not.
+
+    It is found in great steps first, and in small ones from the first time on that it was too many.
+    """
+
+    def __init__(self) -> None:
+        self.num_pages = 8
+        self._part = 2  # a half, later an eighth, up or down
+        self._settled = True
+
+    def hear(self, late: bool, more: bool) -> None:
+        """Of a step beside which pages were copied: whether that took longer than it did; if there are more to copy."""
+        change = max(1, self.num_pages // self._part)
+        if not self._settled:
+            self._settled = True  # the step in flight meanwhile had its pages before
+        elif late:
+            self.num_pages = max(1, self.num_pages - change)
+            self._settled, self._part = False, 8
+        elif more:
+            self.num_pages += change
+
+
+class _Entry(NamedTuple):
+    """A page that is copied: its position in the block table, its KV group, where it is on the device and the host."""
+
+    position: int
+    group: int
+    page: int
+    place: int
+
+
+@dataclass(eq=False)
+class _Move:
+    """Pages of one sequence that go the same way: those not started yet, from the last position to the first."""
+
+    seq: Sequence
+    to_host: bool
+    left: list[_Entry]
+
+
+class _Started(NamedTuple):
+    """A transfer; when it is complete, its sequence has nothing under way at positions from `length` on."""
+
+    number: int
+    move: _Move
+    length: int
 
 
 class Swaps:
@@ -27,6 +82,7 @@ class Swaps:
     num_out, num_refused       preempted sequences that went to the host, and that found no room there
     num_pages_out, num_pages_in   pages of all groups that were copied
     transferred                number of the last transfer that is over: reported complete, or given up
+    pace                       how many pages go beside a step
     """
 
     def __init__(self, cache: KVCache, num_pages: Sequences[int]) -> None:
@@ -34,13 +90,15 @@ class Swaps:
         self.host = HostPool(num_pages or [0] * len(cache.pools))
         self.num_out = self.num_refused = self.num_pages_out = self.num_pages_in = 0
         self.transferred = 0
+        self.pace = Pace()
         self._num = 0
-        self._new: list[Transfer] = []
-        self._under_way: deque[tuple[Transfer, Sequence]] = deque()
+        self._moves: list[_Move] = []
+        self._started: deque[_Started] = deque()
 
     @property
     def under_way(self) -> bool:
-        return bool(self._under_way)
+        """Whether anything is to be moved, or being moved."""
+        return bool(self._moves)
 
     def begin_out(self, seq: Sequence) -> bool:
         """Copy what was computed of a sequence to the host. False: nothing was, or it has no room there."""
@@ -56,7 +114,7 @@ class Swaps:
         seq.host = HostCopy(seq.num_computed, list(seq.table.first), places)
         self.num_out += 1
         self.num_pages_out += sum(map(len, pages))
-        self._begin(seq, True, pages, places)
+        self._begin(seq, True, seq.host.first, pages, places)
         return True
 
     def begin_in(self, seq: Sequence, lease: Lease) -> BlockTable:
@@ -67,42 +125,68 @@ class Swaps:
         pages = [table.pages[g][start : table.length].tolist() for g, start in enumerate(starts)]
         places = [copy.pages[g][start - copy.first[g] :] for g, start in enumerate(starts)]
         self.num_pages_in += sum(map(len, pages))
-        self._begin(seq, False, pages, places)
+        self._begin(seq, False, starts, pages, places)
         return table
 
-    def _begin(self, seq: Sequence, to_host: bool, pages: list[list[int]], places: list[list[int]]) -> None:
-        self._num += 1
-        seq.transfer = self._num
-        transfer = Transfer(self._num, to_host, pages, places)
-        self._new.append(transfer)
-        self._under_way.append((transfer, seq))
+    def _begin(
+        self, seq: Sequence, to_host: bool, starts: list[int], pages: list[list[int]], places: list[list[int]]
+    ) -> None:
+        seq.moves = True
+        entries = [
+            _Entry(position, g, page, place)
+            for g, start in enumerate(starts)
+            for position, (page, place) in enumerate(zip(pages[g], places[g], strict=True), start)
+        ]
+        self._moves.append(_Move(seq, to_host, sorted(entries, reverse=True)))
 
-    def take_new(self) -> list[Transfer]:
-        """Transfers that no plan has started yet."""
-        taken, self._new = self._new, []
+    def take(self) -> list[Transfer]:
+        """What to start with the next plan. What goes to the host goes first: others wait for its pages."""
+        taken, room = [], self.pace.num_pages
+        for move in sorted(self._moves, key=lambda move: not move.to_host):
+            if move.left and room:
+                taken.append(self._cut(move, room))
+                room -= sum(map(len, taken[-1].pages))
         return taken
 
-    def complete(self, number: int) -> list[Sequence]:
-        """Sequences whose transfers are complete, now that all up to `number` are."""
+    def _cut(self, move: _Move, num_pages: int) -> Transfer:
+        """A transfer of its next pages."""
+        self._num += 1
+        now, move.left = move.left[:num_pages], move.left[num_pages:]
+        self._started.append(_Started(self._num, move, move.left[0].position + 1 if move.left else 0))
+        by_group = [[entry for entry in now if entry.group == g] for g in range(len(self.host.num_pages))]
+        pages, places = [[e.page for e in each] for each in by_group], [[e.place for e in each] for each in by_group]
+        return Transfer(self._num, move.to_host, pages, places)
+
+    def complete(self, number: int, late: bool | None) -> list[Sequence]:
+        """Sequences all of whose pages have arrived, now that all transfers up to `number` are complete.
+
+        Pages that were copied to the host are given back. `late`: of the step that tells of it (`StepOutput.late`).
+        """
         self.transferred = max(self.transferred, number)
+        if late is not None:
+            self.pace.hear(late, any(move.left for move in self._moves))
         done = []
-        while self._under_way and self._under_way[0][0].number <= number:
-            _, seq = self._under_way.popleft()
-            seq.transfer = 0
-            done.append(seq)
+        while self._started and self._started[0].number <= number:
+            _, move, length = self._started.popleft()
+            if move.to_host:
+                assert move.seq.table is not None
+                self._cache.shorten(move.seq.table, length)
+            if length == 0:
+                self._moves.remove(move)
+                move.seq.moves = False
+                done.append(move.seq)
         return done
 
     def give_up(self) -> list[Sequence]:
-        """Forget every transfer under way; returns its sequences. What was to come to the host is not there."""
-        given_up = list(self._under_way)
-        self._under_way.clear()
-        self._new.clear()
+        """Forget all that is moved; returns its sequences. What was to come to the host is not there."""
+        given_up, self._moves = self._moves, []
+        self._started.clear()
         self.transferred = self._num  # so that other ranks, too, wait for what they started, before the next step
-        for transfer, seq in given_up:
-            seq.transfer = 0
-            if transfer.to_host:
-                self.drop(seq)
-        return [seq for _, seq in given_up]
+        for move in given_up:
+            move.seq.moves = False
+            if move.to_host:
+                self.drop(move.seq)
+        return [move.seq for move in given_up]
 
     def drop(self, seq: Sequence) -> None:
         """Give back a sequence's pages on the host, if it has any."""

@@ -47,7 +47,12 @@ class Transfers:
             for group, num in zip(groups, num_pages, strict=False)
         ]
         self._under_way: deque[_UnderWay] = deque()
-        self._done = 0
+        self.started = self._done = 0  # numbers of the last one
+
+    @property
+    def under_way(self) -> bool:
+        """Whether one was started whose end nobody has seen."""
+        return bool(self._under_way)
 
     def start(self, plan: StepPlan, kv: list[list[Planes]]) -> None:
         """Start what a plan transfers, once what it relies on has ended. Updates `kv` with what copies return."""
@@ -57,6 +62,7 @@ class Transfers:
                 for g in range(len(self._groups)):
                     self._copy(transfer, g, kv[g])
                 self._under_way.append(_UnderWay(transfer.number, self._device.record()))
+            self.started = transfer.number
 
     def _copy(self, transfer: Transfer, g: int, kv: list[Planes]) -> None:
         """The pages of one group, layer by layer. Their numbers stay on the host, which tells a copy engine of them."""

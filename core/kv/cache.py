@@ -240,6 +240,15 @@ class KVCache:
                 table.first[g] = keep
                 self.pools[g].release(gone)
 
+    def shorten(self, table: BlockTable, length: int) -> None:
+        """Give back the pages of a table from position `length` on. Its sequence runs no more.
+
+        The last ones first: what can be found in the cache is found by way of all before it.
+        """
+        for g, pool in enumerate(self.pools):
+            pool.release(table.pages[g][max(table.first[g], length) : table.length].copy())
+        table.length = length
+
     def close(self, table: BlockTable) -> None:
         """Give back every page of the table."""
         for g, pool in enumerate(self.pools):

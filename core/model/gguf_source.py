@@ -52,6 +52,7 @@ class GgufSource:
     def __init__(self, path: Path, name: str, specs: Sequence[ModelSpec]) -> None:
         """Raises: ConfigError when the file is damaged, or its family or a tensor's type is not supported."""
         self.name = name
+        self.path = path
         self._file = GgufFile(path)
         arch = self._file.require("general.architecture")
         spec = next((spec for spec in specs if spec.gguf_arch == arch), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from importlib import metadata
 from math import inf
@@ -57,7 +57,10 @@ class Candidate:
 
 def discover() -> list[Candidate]:
     """Import and probe every device plugin. Never raises for a plugin that fails."""
-    return [_probe(point) for point in _points(DEVICES)]
+    with suppress(ImportError):  # which _load meets again, and says of each plugin
+        import torch  # noqa: F401  loaded first, so that what a plugin changes in it is seen
+    watch = patches.Watch()
+    return [_probe(point, watch) for point in _points(DEVICES)]
 
 
 def choose(candidates: Iterable[Candidate], asked: str | None) -> Candidate:
@@ -112,11 +115,12 @@ def _points(group: str) -> list[metadata.EntryPoint]:
     return sorted(metadata.entry_points(group=group), key=lambda point: point.name)
 
 
-def _probe(point: metadata.EntryPoint) -> Candidate:
+def _probe(point: metadata.EntryPoint, watch: patches.Watch) -> Candidate:
     distribution = point.dist.name if point.dist else "?"
     try:
-        return _load(point, distribution)
+        return _load(point, distribution, watch)
     except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way; the reason is kept and shown
+        watch.look()  # what this one changed is not the next one's doing
         reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "core":
             reason += f"; this core speaks API {_version(hooks.API)}: update core, or take the plugin's release for it"
@@ -125,11 +129,10 @@ def _probe(point: metadata.EntryPoint) -> Candidate:
         return Candidate(point.name, distribution, Unavailable(" ".join(reason.split())[:_REASON_CHARS]))
 
 
-def _load(point: metadata.EntryPoint, distribution: str) -> Candidate:
+def _load(point: metadata.EntryPoint, distribution: str, watch: patches.Watch) -> Candidate:
     """Import a plugin and probe its device, under the patch rule."""
-    import torch  # noqa: F401  loaded first, so that what a plugin changes in it is seen
+    import torch  # noqa: F401  no device does without
 
-    before = patches.snapshot()
     plugin = point.load()
     if not isinstance(plugin, ModuleType):
         raise PluginError(f"entry point {point.name} names {point.value}: it must name a module")
@@ -142,7 +145,7 @@ def _load(point: metadata.EntryPoint, distribution: str) -> Candidate:
         _check_facts(point.name, facts)
     extension = facts.torch_extension if isinstance(facts, DeviceFacts) else None
     try:
-        notes = patches.check(before, point.name, plugin, extension)
+        notes = watch.check(point.name, plugin, extension)
     except PluginError as error:
         return Candidate(point.name, distribution, Unavailable(str(error)), patched=True)
     return Candidate(point.name, distribution, facts, plugin, device, tuple(notes))

@@ -45,11 +45,11 @@ def open_device(candidate: Candidate, index: int = 0) -> Opened:
     assert isinstance(facts, DeviceFacts)
     assert device is not None
     assert plugin is not None
-    before = patches.snapshot()
+    watch = patches.Watch()
     with explained(DeviceError, f"device {candidate.name} {index} cannot be started"):
         where = device.open(index)
     what = f"the kernels of device {candidate.name} cannot be loaded"
     with explained(PluginError, f"{what} ({candidate.later})" if candidate.later else what):
         implementations = tuple(candidate.kernels())
-    replaced = patches.check(before, candidate.name, plugin, facts.torch_extension)
+    replaced = watch.check(candidate.name, plugin, facts.torch_extension)
     return Opened(device, where, facts, implementations, (*candidate.notes, *replaced), candidate.later)

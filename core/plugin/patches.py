@@ -12,6 +12,7 @@ import operator
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from types import ModuleType
@@ -19,59 +20,101 @@ from types import ModuleType
 from core.errors import PluginError
 
 _MISSING = object()
-Attributes = dict[str, dict[str, object]]
+Owners = dict[str, Mapping[str, object]]
+"""The attributes of a module and of each class defined there, by owner and name."""
 
 
-def snapshot() -> Attributes:
-    """Every attribute of core's and torch's loaded modules and of their classes, by owner and name."""
-    return {owner: dict(names) for owner, names in _owners()}
+@dataclass(frozen=True)
+class _Seen:
+    """A module as it was: its owners, which may have changed since, and copies of them, which have not."""
+
+    module: ModuleType
+    owners: Owners
+    copies: Owners
+
+    @staticmethod
+    def now(name: str, module: ModuleType) -> _Seen:
+        owners = dict(_owners(name, module))
+        return _Seen(module, owners, {owner: dict(names) for owner, names in owners.items()})
+
+    def is_still(self, module: ModuleType | None) -> bool:
+        """That nothing was replaced or added. The usual case: one pass in C over each owner."""
+        return self.module is module and all(
+            len(old) == len(names) and all(map(operator.is_, old.values(), names.values()))
+            for old, names in zip(self.copies.values(), self.owners.values(), strict=True)
+        )
 
 
-def _owners() -> Iterator[tuple[str, Mapping[str, object]]]:
-    for module_name, module in list(sys.modules.items()):
-        if module_name.split(".", 1)[0] not in ("core", "torch") or not isinstance(module, ModuleType):
-            continue
-        names = vars(module)
-        yield module_name, names
-        for value in list(names.values()):
-            # issubclass, because isinstance asks the value for its class, and lazy objects answer by doing something.
-            if issubclass(type(value), type) and value.__module__ == module_name:
-                yield f"{module_name}.{value.__qualname__}", vars(value)
+class Watch:
+    """Every attribute of core's and torch's loaded modules and of their classes, as it was when last looked at.
 
-
-def check(before: Attributes, plugin: str, module: ModuleType, torch_extension: str | None) -> list[str]:
-    """Compare with now. Returns the replacements that are allowed but must be shown.
-
-    Raises: PluginError naming the attribute that `plugin` may not replace.
+    One watch serves many plugins one after the other: to look again costs a third of the first look.
     """
-    changes = list(_changes(before))
-    if not changes:
-        return []
-    own = _beside(_top_level(module.__name__))
-    extension = _packages(torch_extension) if torch_extension else frozenset()
-    listed = []
-    for attribute, new in changes:
-        source = _origin(new)
-        if attribute.startswith("core."):
-            raise PluginError(f"plugin {plugin} replaces {attribute}: a plugin may not change core; remove the patch")
-        if source in extension:
-            listed.append(f"{attribute} is replaced by {torch_extension}")
-        elif source in own:
-            raise PluginError(
-                f"plugin {plugin} replaces {attribute}: register with torch instead, "
-                "or name the distribution that does so as torch_extension"
-            )
-    return sorted(listed)
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self.look()
+
+    def look(self) -> list[tuple[str, object]]:
+        """Returns the attributes that the last look saw and that have another value now, or none."""
+        modules = dict(_modules())
+        changes: list[tuple[str, object]] = []
+        for name in {**self._seen, **modules}:
+            seen, module = self._seen.get(name), modules.get(name)
+            if seen and seen.is_still(module):
+                continue
+            now = _Seen.now(name, module) if module else None
+            if seen:
+                changes += _replaced(seen.copies, now.owners if now else {})
+            if now:
+                self._seen[name] = now
+            else:
+                del self._seen[name]
+        return changes
+
+    def check(self, plugin: str, module: ModuleType, torch_extension: str | None) -> list[str]:
+        """Judge what changed since the last look. Returns the replacements that are allowed but must be shown.
+
+        Raises: PluginError naming the attribute that `plugin` may not replace.
+        """
+        changes = self.look()
+        if not changes:
+            return []
+        own = _beside(_top_level(module.__name__))
+        extension = _packages(torch_extension) if torch_extension else frozenset()
+        listed = []
+        for attribute, new in changes:
+            source = _origin(new)
+            if attribute.startswith("core."):
+                remedy = "a plugin may not change core; remove the patch"
+                raise PluginError(f"plugin {plugin} replaces {attribute}: {remedy}")
+            if source in extension:
+                listed.append(f"{attribute} is replaced by {torch_extension}")
+            elif source in own:
+                remedy = "register with torch instead, or name the distribution that does so as torch_extension"
+                raise PluginError(f"plugin {plugin} replaces {attribute}: {remedy}")
+        return sorted(listed)
 
 
-def _changes(before: Attributes) -> Iterator[tuple[str, object]]:
+def _modules() -> Iterator[tuple[str, ModuleType]]:
+    for name, module in list(sys.modules.items()):
+        if _top_level(name) in ("core", "torch") and isinstance(module, ModuleType):
+            yield name, module
+
+
+def _owners(module_name: str, module: ModuleType) -> Iterator[tuple[str, Mapping[str, object]]]:
+    names = vars(module)
+    yield module_name, names
+    for value in list(names.values()):
+        # issubclass, because isinstance asks the value for its class, and lazy objects answer by doing something.
+        if issubclass(type(value), type) and value.__module__ == module_name:
+            yield f"{module_name}.{value.__qualname__}", vars(value)
+
+
+def _replaced(before: Owners, now: Owners) -> Iterator[tuple[str, object]]:
     """Attributes that were there before and have another value now, or none."""
-    now = dict(_owners())
     for owner, old in before.items():
         names = now.get(owner, {})
-        # Replacing a value keeps its place in the dict, and adding appends: usually all of this is one pass in C.
-        if len(old) <= len(names) and all(map(operator.is_, old.values(), names.values())):
-            continue
         for name, value in old.items():
             new = names.get(name, _MISSING)
             # Python keeps values of its own under such names; only functions there are anyone's to replace.

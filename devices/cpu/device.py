@@ -50,12 +50,12 @@ class CpuDevice(Device):
         )
 
     def open(self, index: int) -> torch.device:
-        """Take every usable processor for torch. Raises: DeviceError for an index other than 0."""
+        """Take every usable processor for torch, or OMP_NUM_THREADS. Raises: DeviceError for an index other than 0."""
         if index != 0:
             raise DeviceError(f"cpu device {index} does not exist: there is one, of all processors; use index 0")
         import torch
 
-        torch.set_num_threads(machine.num_cpus())
+        torch.set_num_threads(machine.num_threads())
         return torch.device("cpu")
 
     def memory(self) -> Memory:

@@ -41,6 +41,13 @@ def num_cpus(root: Path = ROOT) -> int:
     return max(usable, 1)
 
 
+def num_threads(root: Path = ROOT) -> int:
+    """Threads for torch: as many as OMP_NUM_THREADS says, as everywhere in torch; else one per processor."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # nested levels follow the comma
+    # OpenMP itself warns about what is no number when torch is loaded.
+    return int(asked) if asked.isdigit() and int(asked) > 0 else num_cpus(root)
+
+
 def memory_bytes(root: Path = ROOT) -> tuple[int, int]:
     """Free and total memory for this process: the machine's, or less where a cgroup says so.
 

@@ -4,38 +4,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.commands import bench_serve
-from server.commands.options import parse_count, with_engine
+from server.commands import bench_peers, bench_serve
+from server.commands.options import engine_config, parse_count, with_engine, with_options
+from server.commands.static_cases import BATCH_SIZES, static_cases
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
-    from server.measure import Result
+    from server.measure import Case
 
 app = typer.Typer(help="Measure speed: in this process, or of a server.")
 app.command("serve")(bench_serve.serve)
-
-BATCH_SIZES = [1, 8, 32]
-PREFILL_LENS = [512, 2048]
+app.command("peers")(bench_peers.peers)
 
 
 @app.command("latency")
-@with_engine
+@with_options(config=engine_config, wanted=static_cases)
 def latency(
     config: "EngineConfig",
-    batch_size: Annotated[list[int], typer.Option(help="Sequences that decode together; repeatable.")] = BATCH_SIZES,
-    input_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens before decoding.")] = 128,
-    output_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens to decode.")] = 64,
-    prefill_len: Annotated[list[int], typer.Option(help="Prompt lengths to prefill; repeatable.")] = PREFILL_LENS,
+    wanted: "list[Case]",
     num_iters: Annotated[int, typer.Option(min=1, help="Repetitions, after one to warm up.")] = 3,
     peer: Annotated[Literal["transformers"] | None, typer.Option(help="Measure this beside core, in turns.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tokens per second of static batches: decoding at each batch size, prefill at each length."""
-    from server.compare import compare
-    from server.measure import cases
-
-    wanted = cases(batch_size, input_len, output_len, prefill_len)
-    _print(*compare(config, wanted, num_iters, with_transformers=peer is not None), as_json)
+    _compare(config, wanted, num_iters, peer, as_json)
 
 
 @app.command("throughput")
@@ -50,11 +42,51 @@ def throughput(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tokens per second, prompts included, from the first request to the last answer."""
-    from server.compare import compare
     from server.measure import Case
 
-    wanted = [Case("throughput", num_prompts, input_len, output_len)]
-    _print(*compare(config, wanted, num_iters, with_transformers=peer is not None), as_json)
+    _compare(config, [Case("throughput", num_prompts, input_len, output_len)], num_iters, peer, as_json)
+
+
+@app.command("spec")
+@with_engine
+def spec(
+    config: "EngineConfig",
+    batch_size: Annotated[list[int], typer.Option(help="Sequences that decode together; repeatable.")] = BATCH_SIZES,
+    output_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens to decode.")] = 128,
+    num_iters: Annotated[int, typer.Option(min=1, help="Repetitions, after one to warm up.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """What --speculative (default: ngram) gains: tokens per second of decoding with drafts, and without."""
+    import dataclasses
+    from statistics import median
+
+    import msgspec
+
+    from server.draft_speed import gains
+    from server.show import out, print_json, progress, table
+
+    if config.speculative is None:
+        config = msgspec.structs.replace(config, speculative="ngram")
+    with progress("Measuring") as tick:
+        found = list(gains(config, batch_size, output_len, num_iters, tick))
+    if as_json:
+        print_json({"speculative": config.speculative, "results": [dataclasses.asdict(gain) for gain in found]})
+        return
+    rows = [
+        [
+            f"{gain.kind}, batch {gain.batch_size}",
+            *(
+                f"{median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f})"
+                for rates in (gain.without, gain.drafted)
+            ),
+            f"{gain.ratio:.2f}",
+            f"{gain.tokens_per_draw:.2f}",
+            f"{gain.accepted:.0%}",
+        ]
+        for gain in found
+    ]
+    columns = ["prompts", "without", config.speculative or "", "gain", "tokens a step with drafts", "drafts right"]
+    out.print(table("Tokens per second: median (spread)", columns, rows))
 
 
 @app.command("host")
@@ -77,23 +109,23 @@ def host(
     out.print(table(f"Microseconds, {num_seqs} sequences, prefix of {prefix_len} tokens", ["", "median", "p99"], rows))
 
 
-def _print(results: "list[list[Result]]", versions: list[str], as_json: bool) -> None:
-    from server.show import log, out, print_json, table
+def _compare(config: "EngineConfig", wanted: "list[Case]", num_iters: int, peer: str | None, as_json: bool) -> None:
+    """Measures core, beside a peer that is installed in this environment where one is named, and shows it."""
+    import sys
+    from pathlib import Path
 
+    from server.compare import compare
+    from server.peers.kinds import Peer
+    from server.peers.report import listed, rates
+    from server.peers.weights import check
+    from server.show import log, out, print_json
+
+    peers = [Peer(peer, Path(sys.executable))] if peer else []
+    check(config, peers)
+    comparison = compare(config, wanted, num_iters, peers)
+    versions = [runner.versions for runner in comparison.runners]
     if as_json:
-        measured = [
-            {"case": r.case.title, "runner": r.runner, "tokens_per_s": r.tokens_per_s, "median": r.median}
-            for row in results
-            for r in row
-        ]
-        print_json({"versions": versions, "results": measured})
+        print_json({"versions": versions, "results": listed(comparison.results)})
         return
-    names = [r.runner for r in results[0]]
-    rows = []
-    for row in results:
-        cells = [f"{r.median:,.1f} ({r.spread[0]:,.1f} to {r.spread[1]:,.1f})" for r in row]
-        ratio = [f"{row[0].median / row[1].median:.2f}"] if len(row) > 1 else []
-        rows.append([row[0].case.title, *cells, *ratio])
-    columns = ["case", *names, *(["core / peer"] if len(names) > 1 else [])]
-    out.print(table("Tokens per second: median (spread)", columns, rows))
+    out.print(rates(comparison.results))
     log.print("\n".join(versions), highlight=False)

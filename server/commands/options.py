@@ -73,6 +73,9 @@ def engine_config(
     kv_events: Annotated[
         str | None, typer.Option(metavar="ENDPOINT", help="Publish changes of the prefix cache: tcp://127.0.0.1:5557.")
     ] = None,
+    speculative: Annotated[
+        str | None, typer.Option(metavar="DRAFTER", help="Guess ids ahead: ngram, ngram:DRAFTS, ngram:DRAFTS:MIN-MAX.")
+    ] = None,
     profile: Annotated[str | None, typer.Option(metavar="PATH", help="Write a trace of steps and kernels.")] = None,
 ) -> "EngineConfig":
     from core.config import EngineConfig
@@ -97,6 +100,7 @@ def engine_config(
         kernels=parse_kernels(kernel),
         seed=seed,
         kv_events=kv_events,
+        speculative=speculative,
         profile=profile,
     )
 

@@ -21,7 +21,7 @@ REFUSED = {
     "--quantization": "weights are taken as the model has them: see --weights",
     "--root-path": "have the proxy strip the prefix",
     "--show-hidden-metrics-for-version": "former names are there with --old-metric-names",
-    "--speculative-config": "drafting is not served yet",
+    "--speculative-config": "see --speculative",
     "--ssl-ca-certs": "clients' certificates are not asked for; use --api-key",
     "--tokenizer": "the tokenizer is the model's own",
     "--trust-remote-code": "code of models is never run; see models/README.md for how to add a family",

@@ -49,6 +49,7 @@ def decided(made: Plan, name: str) -> tuple[Any, str]:
         ({"dtype": "int4"}, "dtype is int4: choose among auto, float32, bfloat16, float16"),
         ({"pipeline_depth": 2}, "pipeline_depth is 2: choose among 0, 1"),
         ({"fallback": "maybe"}, "fallback is maybe: choose among deny, report, allow"),
+        ({"speculative": "eagle"}, "speculative is 'eagle': give ngram"),
         ({"memory_utilization": 0.0}, "memory_utilization is 0.0: it must be above 0 and at most 1"),
         ({"memory_utilization": 1.5}, "memory_utilization is 1.5: it must be above 0 and at most 1"),
         ({"memory_utilization": float("nan")}, "memory_utilization is nan: it must be above 0 and at most 1"),
@@ -83,6 +84,8 @@ def test_an_accelerator_by_default() -> None:
         "shapes": (ShapePolicy(), "device warp"),
         "max_num_seqs": (256, "default"),
         "max_num_batched_tokens": (2048, "default"),
+        "speculative": (None, "default"),
+        "max_num_logits": (256, "one for each sequence"),
         "page_tokens": (16, "default"),
         "memory_utilization": (0.9, "default for the kind of memory"),
         "prefix_caching": (True, "default"),
@@ -271,6 +274,31 @@ def test_a_length_asked_for_must_fit() -> None:
     ):
         kv(small(**asked), free=140, **asked)
     assert kv(small(**asked), free=220, **asked).max_model_len == 150
+
+
+# Drafts
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "num_logits"),
+    [
+        ({}, {}, 288),
+        ({"max_num_seqs": 1}, {}, 9),
+        ({"max_num_seqs": 256}, {}, 512),
+        ({"max_num_seqs": 600}, {}, 600),
+        ({"max_num_batched_tokens": 40}, {}, 40),
+        ({"max_num_batched_tokens": 4}, {}, 32),
+        ({"max_num_seqs": 2}, {"shapes": BUCKETS}, 18),
+        ({"max_num_seqs": 8}, {"shapes": BUCKETS}, 32),
+    ],
+)
+def test_drafts_have_rows_of_logits(config: dict[str, Any], more: dict[str, Any], num_logits: int) -> None:
+    """One for each draft, as far as the tokens of a step, their memory and what was compiled go."""
+    asked = EngineConfig(**{"max_num_seqs": 32, **config})
+    assert decided(plan(asked, facts(**more)), "max_num_logits") == (asked.max_num_seqs, "one for each sequence")
+    made = plan(EngineConfig(**{"max_num_seqs": 32, "speculative": "ngram", **config}), facts(**more))
+    assert decided(made, "speculative") == ("ngram:8:2-4", "asked for")
+    assert decided(made, "max_num_logits") == (num_logits, "speculative")
 
 
 def swap(space: float, page_bytes: tuple[int, ...] = (2**20,), **given: Any) -> Plan:

@@ -1,5 +1,6 @@
 """Starting and stopping real `core` processes."""
 
+import io
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any
 import httpx
 import openai
 import psutil
+import pytest
+
+from server.cli import main
 
 CORE = str(Path(sys.executable).parent / "core")
 START_S = 300
@@ -75,6 +79,17 @@ def run_core(
     return subprocess.run(
         [CORE, *args], capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **(env or {})}, check=False
     )
+
+
+def run_here(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run `core` to its end in this process: what loads torch is much faster here, where it is loaded already."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["core", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(args, ended.value.code, out.getvalue(), err.getvalue())
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def drawn(matcher: Matcher, tokenizer: Tokenizer, rng: random.Random) -> str | N
     closing = {i for i in range(VOCAB) if set(tokenizer.token_bytes(i)) & set(b'}]"')}
     ids: list[int] = []
     while not matcher.is_done and not (matcher.is_complete and rng.random() < 0.4):
-        words = np.frombuffer(fill_masks([matcher], VOCAB), np.uint8)
+        words = np.frombuffer(fill_masks([(matcher, [])], VOCAB), np.uint8)
         choices = np.flatnonzero(np.unpackbits(words, bitorder="little")).tolist()
         if choices == [EOS]:
             break

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from processes import Server, serve
@@ -62,6 +63,18 @@ def test_every_name_is_there_with_its_labels(small: Server) -> None:
     [config] = [line for line in samples if line.startswith("vllm:cache_config_info{")]
     assert 'block_size="16"' in config
     assert 'num_gpu_blocks="33"' in config
+
+
+def test_drafts(tmp_path: Path) -> None:
+    """On a device that counts, in a prompt that has counted before, every draft is right."""
+    with serve(tmp_path, "--device", "null", "--num-kv-blocks", "33", "--speculative", "ngram:4") as server:
+        body = {"model": "smollm2", "prompt": [*range(100, 150), 99, 100], "max_tokens": 21, "temperature": 0}
+        assert server.post("/v1/completions", body).json()["usage"]["completion_tokens"] == 21
+        found = server.metrics()
+    per_position = [f'spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}}' for place in range(4)]
+    counts = [found[name] for name in per_position]
+    assert counts[0] == found["spec_decode_num_drafts_total"] > 0
+    assert sum(counts) == found["spec_decode_num_draft_tokens_total"] == found["spec_decode_num_accepted_tokens_total"]
 
 
 def test_tokens_and_requests(small: Server) -> None:

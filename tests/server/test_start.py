@@ -84,14 +84,17 @@ def test_truncated_gguf(tmp_path: Path) -> None:
     assert "short.gguf" in refused(str(path), "--device", "cpu")
 
 
+@pytest.mark.heavy
 def test_absurd_length(tmp_path: Path) -> None:
     assert "8192" in refused("smollm2", "--device", "null", "--max-model-len", "1000G")
 
 
+@pytest.mark.heavy
 def test_unknown_device() -> None:
     assert "warp" in refused("--device", "warp")
 
 
+@pytest.mark.heavy
 def test_no_room_for_one_sequence() -> None:
     line = refused("--device", "null", "--num-kv-blocks", "4", "--max-model-len", "1K")
     assert "max_model_len" in line

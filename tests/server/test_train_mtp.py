@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from processes import run_core
+from processes import run_core, run_here
 
 from core.model.source import open_source
 from core.speculate.checkpoint import History, Judged
@@ -44,7 +44,7 @@ def test_heads_card_and_picture(tiny_llama_dir: Path, tmp_path: Path) -> None:
     ],
 )
 def test_refusals_are_one_line(args: list[str], words: list[str], tiny_llama_dir: Path, tmp_path: Path) -> None:
-    done = run_core("train-mtp", str(tiny_llama_dir), "--out", str(tmp_path / "out"), *SMALL, *args)
+    done = run_here("train-mtp", str(tiny_llama_dir), "--out", str(tmp_path / "out"), *SMALL, *args)
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

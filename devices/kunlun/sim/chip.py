@@ -30,7 +30,7 @@ class Chip:
     """
 
     count: int = 1
-    memory_bytes: int = 1024 * _MIB
+    memory_bytes: int = 2048 * _MIB
     pinned_bytes: int = 4096 * _MIB
     copy_align_bytes: int = 4
     flops_per_s: float = 100e12

@@ -76,7 +76,7 @@ FORMS: dict[str, tuple[Structured, Callable[[str], Any]]] = {
 
 
 def allowed(matcher: Matcher) -> list[int]:
-    words = np.frombuffer(fill_masks([matcher], VOCAB), np.uint8)
+    words = np.frombuffer(fill_masks([(matcher, [])], VOCAB), np.uint8)
     assert len(words) == -(-VOCAB // 32) * 4
     return np.flatnonzero(np.unpackbits(words, bitorder="little")).tolist()
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from core import LLM, SamplingParams
 from core.config import EngineConfig
+from core.engine.columns import Columns
 from core.engine.engine import Engine
 from core.engine.extras import ExtrasPacker
 from core.engine.pack import ShapeKey
@@ -102,10 +102,10 @@ def extras_of(widest: int | None, **asked: Any) -> Any:
     plain = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1, "prompt_ids": [], "max_tokens": 8, "stop_ids": []}
     new = [NewSequence(1, [5, 6, 7], [[1]], Request(request_id="1", **{**plain, **asked}), 3)]
     new += [NewSequence(2, [8], [[2]], Request(request_id="2", **plain), 1)]
-    rows.apply(StepPlan(new, [], [], [], [], [], [], []))
+    plan = StepPlan(new, [1, 2], [2, 0], [1, 1], [True, True], [], [False, False], [])
+    rows.apply(plan)
     packer = ExtrasPacker(NullDevice(), torch.device("cpu"), rows, 70, widest)
-    targets = np.zeros(2, np.int32)
-    return packer.pack(np.array([1, 2], np.int32), np.array([3, 1], np.int32), targets, 3)
+    return packer.pack(Columns(plan, rows, 16), 3)
 
 
 def test_extras_have_one_shape_where_steps_are_compiled() -> None:

@@ -195,7 +195,7 @@ def test_forced_text_has_no_space_of_the_tokenizer(spacing: Tokenizer) -> None:
             matcher = compiler.compile(Structured("regex", pattern), [1])
             ids, rng = [], random.Random(seed)
             while not matcher.is_done:
-                words = np.frombuffer(fill_masks([matcher], spacing.vocab_size), np.uint8)
+                words = np.frombuffer(fill_masks([(matcher, [])], spacing.vocab_size), np.uint8)
                 drawn = rng.choice(np.flatnonzero(np.unpackbits(words, bitorder="little")).tolist())
                 assert matcher.accept([drawn]) == 1
                 ids.append(drawn)

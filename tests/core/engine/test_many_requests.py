@@ -12,11 +12,21 @@ from tests.core.engine.test_scheduler import VOCAB, check_accounts, make, reques
 
 
 @pytest.mark.parametrize(
-    ("depth", "num_swap", "num_requests"), [(0, 0, 10_000), (1, 0, 10_000), (0, 15, 3000), (1, 15, 3000)]
+    ("depth", "num_swap", "num_requests", "max_drafts"),
+    [
+        pytest.param(0, 0, 10_000, 0, marks=pytest.mark.heavy),
+        (1, 0, 10_000, 0),
+        (0, 15, 3000, 0),
+        (1, 15, 3000, 0),
+        (0, 0, 3000, 3),
+        (1, 15, 3000, 8),
+    ],
 )
-def test_thousands_of_requests(depth: int, num_swap: int, num_requests: int) -> None:
+def test_thousands_of_requests(depth: int, num_swap: int, num_requests: int, max_drafts: int) -> None:
     rng = random.Random(depth)
-    scheduler, device = make(num_pages=40, page=2, depth=depth, max_tokens=24, max_seqs=8, window=6, num_swap=num_swap)
+    scheduler, device = make(
+        num_pages=40, page=2, depth=depth, max_tokens=24, max_seqs=8, window=6, num_swap=num_swap, max_drafts=max_drafts
+    )
     prefixes = [[rng.randrange(VOCAB) for _ in range(24)] for _ in range(6)]
     asked: dict[str, tuple[list[int], int, list[int]]] = {}
     got: dict[str, list[int]] = {}
@@ -49,6 +59,8 @@ def test_thousands_of_requests(depth: int, num_swap: int, num_requests: int) -> 
     check_accounts(scheduler)
     scheduler.check_idle()
     assert scheduler.num_preemptions > 100
+    if scheduler.drafting:
+        assert all(scheduler.drafting.counts.num_accepted_at)
     swaps = scheduler.swaps
     assert (swaps.num_out > 100, swaps.num_pages_in > 1000, swaps.num_refused > 1) == (num_swap > 0,) * 3
     assert len(aborted) > num_requests // 8

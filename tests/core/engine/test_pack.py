@@ -62,6 +62,7 @@ class Dirty(Device):
 
 def make(rows: Rows, shapes: ShapePolicy = BUCKETS, sets: int = 2, max_blocks: int = 8, **limits: int) -> Packer:
     sizes = {"max_tokens": 48, "max_seqs": NUM_ROWS, "max_blocks": max_blocks, "vocab_size": 1000, **limits}
+    sizes = {"max_logits": sizes["max_seqs"], **sizes}
     return Packer(Dirty(), torch.device("cpu"), rows, page_tokens=PAGE, shapes=shapes, sets=sets, **sizes)
 
 
@@ -76,11 +77,15 @@ class Twin:
         self.num_groups, self.shapes = num_groups, shapes
         self.new: dict[int, NewSequence] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
+        self.given: dict[int, list[int]] = {}
 
     def apply(self, plan: StepPlan) -> None:
         for new in plan.new:
             self.new[new.row] = new
             self.tables[new.row] = [dict(enumerate(table)) for table in new.tables]
+            self.given[new.row] = list(new.token_ids)
+        for row, token_id in plan.drawn:
+            self.given[row].append(token_id)
         for row, group, index, page in plan.edits:
             self.tables[row][group][index] = page
 
@@ -88,6 +93,7 @@ class Twin:
         shapes = self.shapes
         longest = max(start + count for start, count in zip(plan.starts, plan.counts, strict=True))
         drawing = [self.new[row] for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
+        num_draws = len(drawing) + sum(map(len, plan.drafts))
         greedy = all(new.request.temperature == 0 for new in drawing)
         top_k_max = 1
         among = [new for new in drawing if new.request.temperature > 0]
@@ -95,7 +101,7 @@ class Twin:
             top_k_max *= 2
         if any(new.request.top_p < 1 and new.request.top_k <= 0 for new in among):
             top_k_max = 0
-        num_seqs, num_logits = len(plan.rows), max(1, len(drawing))
+        num_seqs, num_logits = len(plan.rows), max(1, num_draws)
         if shapes.seqs:
             num_seqs = num_logits = max(num_seqs, num_logits)
         return ShapeKey(
@@ -116,11 +122,15 @@ class Twin:
         out["query_starts"] = [0]
         slots: list[list[int]] = [[] for _ in range(self.num_groups)]
         tables: list[list[list[int]]] = [[] for _ in range(self.num_groups)]
-        for row, start, count, samples in zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True):
+        for i, (row, start, count, samples) in enumerate(
+            zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True)
+        ):
             new, held = self.new[row], self.tables[row]
+            drafts = plan.drafts[i] if plan.drafts else []
+            ids = self.given[row] + drafts
             for position in range(start, start + count):
-                given = position < len(new.token_ids)
-                out["token_ids"].append(new.token_ids[position] if given else 0)
+                given = position < len(ids)
+                out["token_ids"].append(ids[position] if given else 0)
                 out["source_rows"].append(0 if given else row)
                 out["positions"].append(position)
                 for g in range(self.num_groups):
@@ -129,10 +139,10 @@ class Twin:
             out["kv_lens"].append(start + count)
             for g in range(self.num_groups):
                 tables[g].append([held[g].get(i, 0) for i in range(key.blocks)])
-            if samples:
-                out["logit_rows"].append(out["query_starts"][-1] - 1)
-                out["output_rows"].append(row)
-                out["counter"].append(start + count)
+            for left in range(len(drafts), -1, -1) if samples else ():
+                out["logit_rows"].append(out["query_starts"][-1] - 1 - left)
+                out["output_rows"].append(NUM_ROWS + 1 + len(out["output_rows"]) if drafts else row)
+                out["counter"].append(start + count - left)
                 out["top_k"].append(max(0, new.request.top_k))
                 out["seed"].append([new.request.seed & 0xFFFFFFFF, new.request.seed >> 32])
                 out["temperature"].append(new.request.temperature)
@@ -182,6 +192,7 @@ class Workload:
         self.known: dict[int, int] = {}  # row -> tokens
         self.done: dict[int, int] = {}
         self.pages: dict[int, int] = {}
+        self.given: dict[int, int] = {}
 
     def plan(self) -> StepPlan:
         plan = StepPlan([], [], [], [], [], [], [], [])
@@ -192,11 +203,12 @@ class Workload:
             count = self.rng.randint(1, min(todo, 6)) if todo else 0
             if count:
                 self.add(plan, row, count)
+        self.draft(plan)
         return plan if plan.rows else self.plan()
 
     def take_over(self, row: int) -> NewSequence:
         rng = self.rng
-        self.known[row] = rng.randint(1, 20)
+        self.known[row] = self.given[row] = rng.randint(1, 20)
         # Perhaps found in the prefix cache up to a page.
         self.done[row] = rng.randrange(0, self.known[row], PAGE)
         self.pages[row] = -(-(self.done[row] + 1) // PAGE)
@@ -207,6 +219,22 @@ class Workload:
         return new_sequence(
             row, ids, tables, temperature=temperature, top_k=top_k, top_p=top_p, seed=rng.getrandbits(64)
         )
+
+    def draft(self, plan: StepPlan) -> None:
+        """Perhaps drafts for items that draw, as far as there are rows of logits and pages; none of them is right."""
+        left, drafts = NUM_ROWS - sum(plan.samples), []
+        for i, (row, samples) in enumerate(zip(plan.rows, plan.samples, strict=True)):
+            room = min(left, self.pages[row] * PAGE - self.done[row])
+            num = self.rng.randint(0, room) if samples and self.rng.random() < 0.5 else 0
+            drafts.append([self.rng.randrange(1000) for _ in range(num)])
+            left -= num
+            if num:
+                plan.counts[i] += num
+                untold = self.known[row] - 1 - self.given[row]
+                plan.drawn.extend((row, self.rng.randrange(1000)) for _ in range(untold))
+                self.given[row] += untold
+        if any(drafts):
+            plan.drafts.extend(drafts)
 
     def add(self, plan: StepPlan, row: int, count: int) -> None:
         start = self.done[row]

@@ -155,6 +155,7 @@ def test_dynamic_rope_is_refused_where_it_would_change(open_engine, device, make
 
 
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.heavy), 1], indirect=True)
 def test_two_ranks(open_engine, device, make_llama):
     """Layers split over two processes that meet through gloo; an odd vocabulary is split unevenly."""
     model = make_llama(vocab_size=385)
@@ -164,6 +165,7 @@ def test_two_ranks(open_engine, device, make_llama):
 
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize("depth", [0], indirect=True)
+@pytest.mark.heavy
 def test_ranks_must_divide_the_heads(open_engine, device, tiny_llama_dir):
     with pytest.raises(ConfigError, match="tensor_parallel_size is 3: it does not divide the model's 2 KV heads"):
         open_engine(tensor_parallel_size=3)

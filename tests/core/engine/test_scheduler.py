@@ -20,6 +20,7 @@ from core.errors import RequestError
 from core.kv.cache import KVCache
 from core.kv.groups import KVGroup
 from core.request import Request
+from tests.core.speculate.oracle_drafter import oracle
 
 VOCAB = 50
 
@@ -36,6 +37,14 @@ def solo(prompt: list[int], max_tokens: int, stop_ids: list[int]) -> list[int]:
         if tokens[-1] in stop_ids:
             break
     return tokens[len(prompt) :]
+
+
+def following(tokens, num: int) -> list[int]:
+    """What an oracle drafts."""
+    known = list(tokens)
+    for _ in range(num):
+        known.append(next_token(known))
+    return known[len(tokens) :]
 
 
 class Arithmetic:
@@ -58,8 +67,10 @@ class Arithmetic:
 
     def run(self, plan: StepPlan) -> StepOutput:
         for new in plan.new:
-            self.given[new.row] = new.token_ids
+            self.given[new.row] = list(new.token_ids)
             self.tables[new.row] = [dict(enumerate(t)) for t in new.tables]
+        for row, token_id in plan.drawn:
+            self.given[row].append(token_id)
         for row, group, index, page in plan.edits:
             self.tables[row][group][index] = page
         assert plan.transferred <= self.transferred
@@ -70,19 +81,25 @@ class Arithmetic:
             self.under_way.append((transfer, early))
         if plan.waits:
             self.finish_oldest()
-        drawn: list[tuple[int, int]] = []
-        for row, start, count, samples in zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True):
+        drawn: list[int] = []
+        all_drafts = plan.drafts or [[]] * len(plan.rows)
+        for row, start, count, samples, drafts in zip(
+            plan.rows, plan.starts, plan.counts, plan.samples, all_drafts, strict=True
+        ):
+            known = start + count - len(drafts)
+            assert len(self.given[row]) == known or not drafts, "drafts after ids that devices were not told"
             for position in range(start, start + count):
-                given = self.given[row]
+                given = [*self.given[row], *drafts]
                 token = given[position] if position < len(given) else self.last[row]
                 for g, pool in enumerate(self.pools):
                     slot_page = self.tables[row][g][position // self.page]
                     assert slot_page != 0, "a write to the null page"
                     pool[slot_page * self.page + position % self.page] = token
             if samples:
-                drawn.append((row, self.read(row, start + count)))
-        self.last.update(drawn)
-        return StepOutput([token for _, token in drawn])
+                ids = [self.read(row, length) for length in range(known, start + count + 1)]
+                drawn += ids
+                self.last[row] = ids[0] if not drafts else -1  # nobody may want it then
+        return StepOutput(drawn)
 
     def move(self, transfer: Transfer) -> None:
         for g, (pages, places) in enumerate(zip(transfer.pages, transfer.host_pages, strict=True)):
@@ -128,6 +145,8 @@ def make(
     max_seqs: int = 4,
     window: int | None = None,
     num_swap: int = 0,
+    max_drafts: int = 0,
+    answer=following,
 ) -> tuple[Scheduler, Arithmetic]:
     groups = [KVGroup(1, 1, 1)] + ([KVGroup(1, 1, 1, retain=window)] if window else [])
     pages = [num_pages] * len(groups)
@@ -140,6 +159,8 @@ def make(
         max_model_len=(num_pages - 1) * page,
         spec=b"test",
         num_swap_pages=swap,
+        max_logits=max_seqs * (1 + max_drafts),
+        drafting=oracle(answer, max_drafts) if max_drafts else None,
     )
     return scheduler, Arithmetic(cache, pages, page, window, swap)
 
@@ -174,6 +195,7 @@ def run(scheduler: Scheduler, device: Arithmetic, depth: int, between=lambda: No
         if not plan.is_empty:
             assert plan.num_tokens <= scheduler.max_tokens
             assert len(plan.rows) <= scheduler.max_seqs
+            assert plan.num_draws <= scheduler.max_logits
             flights.append(device.run(plan))
         if flights and (plan.is_empty or len(flights) > depth):
             for out in scheduler.update(device.polled(flights.popleft())):
@@ -212,11 +234,14 @@ def request(
     max_seqs=st.integers(1, 5),
     window=st.sampled_from([None, None, 3, 5]),
     num_swap=st.sampled_from([0, 2, 12, 60]),
+    max_drafts=st.sampled_from([0, 1, 3, 8]),
 )
-def test_random_workloads_give_solo_outputs(seed, depth, page, num_pages, max_tokens, max_seqs, window, num_swap):
-    """Shared prefixes, tiny pools, stops, aborts and priorities, at both depths: no wrong id, leak or livelock."""
+def test_random_workloads_give_solo_outputs(
+    seed, depth, page, num_pages, max_tokens, max_seqs, window, num_swap, max_drafts
+):
+    """Shared prefixes, tiny pools, stops, aborts, priorities, drafts, at both depths: no wrong id, leak or livelock."""
     rng = random.Random(seed)
-    scheduler, device = make(num_pages, page, depth, max_tokens, max_seqs, window, num_swap)
+    scheduler, device = make(num_pages, page, depth, max_tokens, max_seqs, window, num_swap, max_drafts)
     limit = scheduler.max_model_len
     prefix = [rng.randrange(VOCAB) for _ in range(limit // 2)]
     wanted: dict[str, list[int]] = {}

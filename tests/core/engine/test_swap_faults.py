@@ -114,7 +114,7 @@ def abort_one(llm: LLM, turn: int, seen: set[tuple[str, bool, bool]]) -> None:
     while llm.engine.busy:
         llm.engine.step()
         for seq in llm.engine.scheduler.sequences():
-            state = (seq.status.value, bool(seq.transfer), seq.host is not None)
+            state = (seq.status.value, seq.moves, seq.host is not None)
             if not aborted and state not in seen and seq.num_outputs:
                 seen.add(state)
                 llm.engine.abort(seq.request.request_id)

@@ -75,10 +75,6 @@ def leave_edit(scheduler: Scheduler) -> None:
     scheduler._edits.append((1, 0, 0, 1))
 
 
-def leave_draw(scheduler: Scheduler) -> None:
-    scheduler._drawn.append((1, 5))
-
-
 def lose_host_page(scheduler: Scheduler) -> None:
     scheduler.swaps.host.take([0, 1])
 
@@ -99,7 +95,6 @@ def free_host_page_twice(scheduler: Scheduler) -> None:
         (lose_row, r"rows: 3 of 4 are back"),
         (row_twice, r"rows: 3 of 4 are back, in a list of 4"),
         (leave_edit, r"changes: 1 are pending"),
-        (leave_draw, r"changes: 1 are pending"),
         (lose_host_page, "group 1: 8 pages on the host are free, of 9"),
         (free_host_page_twice, "group 0: 10 pages on the host are free, of 9"),
     ],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from core.plugin import certificate, loader
 from core.plugin.facts import DeviceFacts
 from core.plugin.identity import core_digest, plugin_of
+from tests.server.processes import run_here
 
 
 @pytest.fixture
@@ -106,7 +105,6 @@ def test_a_vendor_ships_them_in_the_package(
 
 def test_core_plan_shows_it(place: Path, chosen: loader.Candidate, tiny_llama_dir: Path) -> None:
     certificate.keep("cpu", "kernel", made(chosen, "kernel"))
-    command = [Path(sys.executable).parent / "core", "plan", tiny_llama_dir, "--device", "cpu", "--json"]
-    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    shown = json.loads(run_here("plan", str(tiny_llama_dir), "--device", "cpu", "--json").stdout)
     rows = {row["name"]: row["value"] for row in shown["plan"]}
     assert rows["certificate"].startswith("PASSED at level kernel")

@@ -16,7 +16,7 @@ import core.plugin.device
 from core.config import EngineConfig
 from core.engine.build import describe
 from core.errors import PluginError
-from core.plugin import Unavailable
+from core.plugin import DeviceFacts, Unavailable
 from core.plugin.loader import choose, discover
 from tests.plugins import BARE_PLUGIN, install_plugin
 
@@ -85,6 +85,16 @@ def test_replacing_at_import_is_refused_by_name(
     for asked in ("bare", "cpu", None):
         with pytest.raises(PluginError, match=f"plugin bare replaces {attribute}: .*uninstall bare_plugin"):
             choose(found, asked)
+
+
+def test_what_a_broken_plugin_replaced_is_not_the_next_ones_doing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keep(monkeypatch, "core.kv.prefix.KEY_BYTES")
+    install(monkeypatch, tmp_path, "core.kv.prefix.KEY_BYTES = 16; raise OSError('no driver')", "import")
+    found = {c.name: c for c in discover()}
+    assert "no driver" in getattr(found["bare"].facts, "reason", "")
+    assert isinstance(found["cpu"].facts, DeviceFacts)
 
 
 @pytest.mark.parametrize("when", ["probe", "open", "kernels"])

@@ -11,7 +11,7 @@ import torch
 from core.model.tokenizer import load_tokenizer
 from tests.core.engine.oracle import reference
 from tests.plugins import BARE_PLUGIN, install_plugin
-from tests.server.processes import run_core, serve
+from tests.server.processes import run_core, run_here, serve
 
 ACCELERATOR = ("host_memory=True, implicit=False,", "")
 BROKEN = {
@@ -33,7 +33,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, old: str =
 
 def refused(*args: str) -> str:
     """The one line on stderr of a command that must fail."""
-    done = run_core(*args)
+    done = run_core(*args) if args[0] == "serve" else run_here(*args)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
@@ -57,7 +57,7 @@ def test_devices_lists_every_plugin_with_its_reason(monkeypatch: pytest.MonkeyPa
     assert found["cpu"]["count"] == 1
 
 
-@pytest.mark.parametrize("name", ["no_import", "no_probe", "too_new"])
+@pytest.mark.parametrize("name", ["no_import", "no_probe", pytest.param("too_new", marks=pytest.mark.heavy)])
 def test_a_broken_device_asked_for(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert line.endswith(", or install the plugin that provides it")
 
 
-@pytest.mark.parametrize("place", ["import", "open"])
+@pytest.mark.parametrize("place", [pytest.param("import", marks=pytest.mark.heavy), "open"])
 def test_a_plugin_that_patches(
     place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
 ) -> None:

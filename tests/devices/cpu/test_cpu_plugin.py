@@ -55,12 +55,14 @@ def test_without_a_fit_torch_the_reason_has_a_remedy(monkeypatch):
     assert "2.4.1+cpu is older than 2.5" in old.reason
 
 
-def test_open_takes_the_usable_processors():
+@pytest.mark.parametrize(("asked", "num"), [("", None), ("3", 3), ("2,1", 2), ("0", None), ("many", None)])
+def test_open_takes_the_usable_processors_or_what_openmp_is_told(monkeypatch, asked, num):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
     before = torch.get_num_threads()
     opened = CpuDevice()
     try:
         assert opened.open(0) == torch.device("cpu")
-        assert torch.get_num_threads() == machine.num_cpus()
+        assert torch.get_num_threads() == (num or machine.num_cpus())
     finally:
         torch.set_num_threads(before)
     memory = opened.memory()

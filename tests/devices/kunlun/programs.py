@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from conformance.target import open_target
-from core import LLM, EngineConfig, PluginError, RequestOutput, SamplingParams
+from core import LLM, ConfigError, EngineConfig, PluginError, RequestOutput, SamplingParams
 from core.engine.build import describe
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ def texts(model: str, waves: list[list[Any]], schedules: list[str], num: int, **
 def _times() -> dict[str, float]:
     from devices.kunlun import sim
 
-    return {"all_s": sim.now_s(), **{f"{engine}_s": sim.busy_s(engine) for engine in ("compute", "h2d", "d2h")}}
+    return {"all_s": sim.now_s(), **{f"{engine}_s": sim.busy_s(engine) for engine in ("compute", "hbm", "h2d", "d2h")}}
 
 
 def exported(model: str, prompt: list[int], path: str, **options: Any) -> int:
@@ -123,7 +123,7 @@ def refusals(asked: list[dict[str, Any]]) -> list[str]:
     for options in asked:
         try:
             describe(EngineConfig(device="kunlun", **options))
-        except PluginError as error:
+        except (ConfigError, PluginError) as error:
             found.append(str(error))
     return found
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from devices.kunlun import sim
+from devices.kunlun.sim.vendor.bkcl import Bkcl
 from tests.devices.kunlun.simulated import SCHEDULES, machine, pinned, stream, zeros
 
 pytestmark = pytest.mark.heavy
@@ -121,3 +126,36 @@ def test_a_ring_takes_the_time_of_its_link() -> None:
     sim.send(xs[0], xs[1])
     torch.accelerator.synchronize(1)
     assert sim.now_s() - start == pytest.approx(4 * _MIB / 1e10)
+
+
+def test_collectives_of_processes_take_the_time_of_their_links() -> None:
+    """Two ranks of a group, here threads. Where one waits for the other, their times add up: they share a clock."""
+    store = dist.HashStore()
+    xs = [torch.full((_MIB,), float(i + 1), device=f"kunlun:{i}") for i in range(2)]
+    whole_s = 4 * _MIB / 1e10
+
+    def rank(i: int) -> list[float]:
+        torch.accelerator.set_device_index(i)
+        group = Bkcl(store, i, 2, timedelta(seconds=60))
+        taken, received = [], [torch.empty_like(xs[i]) for _ in range(2)]
+        for call in (
+            lambda: group.allreduce([xs[i]], c10d.AllreduceOptions()),
+            lambda: group.allgather([received], [xs[i]], c10d.AllgatherOptions()),
+            lambda: group.all_to_all_single(received[0], xs[i], [], [], c10d.AllToAllOptions()),
+            lambda: group.broadcast([xs[i]], c10d.BroadcastOptions()),
+            lambda: group.broadcast([xs[i][:0]], c10d.BroadcastOptions()),
+            lambda: (group.recv if i else group.send)([xs[i]], 1 - i, 0),
+        ):
+            before = sim.busy_s("link", i)
+            call()
+            taken.append((sim.busy_s("link", i) - before) / whole_s)
+        return taken
+
+    start = sim.now_s()
+    pcie = sim.busy_s("h2d"), sim.busy_s("d2h")
+    with ThreadPoolExecutor(2) as pool:
+        for taken in pool.map(rank, range(2)):
+            assert taken == pytest.approx([1, 1, 0.5, 1, 0, 1])
+    assert sim.now_s() - start >= 4.5 * whole_s
+    assert (sim.busy_s("h2d"), sim.busy_s("d2h")) == pcie
+    assert xs[1].sum().item() == 3 * _MIB

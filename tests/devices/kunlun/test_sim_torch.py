@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,23 @@ def test_in_inference_mode_and_out_of_it() -> None:
         y = x + 1
         sim.launch(lambda y: y.add_(1), [], [y])
     assert (x.tolist(), y.tolist()) == ([1] * 8, [3] * 8)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_read_back_in_inference_mode(mode: Callable[[], AbstractContextManager[None]], inside: bool) -> None:
+    """Whether the tensor was made in it, or before."""
+    before = X.to("kunlun")
+    with mode():
+        x = X.to("kunlun") if inside else before
+        for mine, theirs in ((x, X), (x[1:3, ::2], X[1:3, ::2]), (x.t(), X.t())):
+            assert torch.equal(mine.cpu(), theirs)
+            assert torch.equal(mine.to("cpu"), theirs)
+            assert torch.equal(mine.to("cpu", torch.float64), theirs.double())
+            assert mine.tolist() == theirs.tolist()
+            assert mine[1, 1].item() == theirs[1, 1].item()
+        assert (x[0, :2] + 1).sum().item() == (X[0, :2] + 1).sum().item()
+    assert torch.equal(x.cpu(), X)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

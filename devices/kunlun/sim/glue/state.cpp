@@ -71,14 +71,16 @@ bool simulated(const at::Tensor& tensor) { return tensor.defined() && tensor.is_
 at::Tensor alias(sim::Machine& m, const at::Tensor& tensor) {
   const void* begin = tensor.storage().data();
   sim::Memory* memory = begin ? m.memory_of(begin) : nullptr;
-  if (!memory && !simulated(tensor)) return tensor;
+  bool ordinary = !memory && !simulated(tensor);
+  if (ordinary && !tensor.is_inference()) return tensor;
+  c10::InferenceMode normal(false);  // kernels run outside of it, where they may write to no tensor that was made in it
   void* bytes = memory ? memory->arena.alias(memory->arena.offset(begin)) : nullptr;
-  c10::InferenceMode normal(false);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(), at::DataPtr(bytes, at::kCPU), nullptr, false);
+  auto storage = ordinary ? tensor.storage() : c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(), at::DataPtr(bytes, at::kCPU), nullptr, false));
   auto result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   auto* made = result.unsafeGetTensorImpl();
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) made->set_wrapped_number(true);
   made->set_storage_offset(tensor.storage_offset());
   made->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   if (tensor.is_conj()) made->_set_conj(true);

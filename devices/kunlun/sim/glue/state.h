@@ -63,7 +63,8 @@ int64_t current_stream_id(int device);
 void choose_stream(int device, int64_t id);
 sim::Stream& current_stream(sim::Machine& m, int device);
 
-// A host tensor over the bytes of a device tensor or a pinned one, by the engines' address. Others are given back.
+// A host tensor over the bytes of a device tensor or a pinned one, by the engines' address. Others are given back, as
+// tensors that may be written to outside of inference mode.
 at::Tensor alias(sim::Machine& m, const at::Tensor& tensor);
 
 // The bytes of a tensor that lies in simulated memory: those of `rows` of axis 0, or all when that is null.

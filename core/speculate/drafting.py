@@ -1,0 +1,96 @@
+"""Ids guessed ahead, and computed together with the last known one: what the scheduler needs for it.
+
+Owns the protocol of drafters that run on the host, what is accepted, counts for people, and how many drafts pay.
+
+Why drafts change nothing. A draw depends on the logits at its position, on the request's parameters, on its seed and on
+the position (`core.kernels.reference.sampling`), and on nothing else. The row of logits after a right draft is the one
+that there would be without drafts, so what is drawn from it is what would be drawn, greedily or at any temperature. So
+drafts are compared with the draws: as far as they agree the draws count, and so does the first that does not agree.
+Rounding alone may tell a step of several tokens from one of one: `batch_invariant` rules that out, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.speculate.lengths import Lengths, Record
+
+
+class Drafter(Protocol):
+    """Guesses what one sequence draws next. It lives as long as the sequence."""
+
+    def propose(self, token_ids: Sequence[int], num: int) -> list[int]:
+        """At most `num` ids that may follow all known ones, which only grow from call to call."""
+
+
+def num_accepted(drafts: Sequence[int], drawn: Sequence[int]) -> int:
+    """How many drafts agree with what was drawn in their places, from the left; as the row `spec_verify` counts."""
+    num = 0
+    while num < len(drafts) and drafts[num] == drawn[num]:
+        num += 1
+    return num
+
+
+class SequenceDrafts:
+    """A sequence's drafter, and what came of its drafts."""
+
+    def __init__(self, drafter: Drafter, token_ids: Sequence[int]) -> None:
+        """`token_ids` is the list that the sequence adds to."""
+        self._drafter, self._token_ids = drafter, token_ids
+        self.record = Record()
+
+    def propose(self, num: int) -> list[int]:
+        return self._drafter.propose(self._token_ids, num) if num > 0 else []
+
+
+@dataclass
+class DraftCounts:
+    """Since the start: drafts that were right, by their place among those of a draw; draws with drafts; drafts."""
+
+    num_accepted_at: list[int]
+    num_drafts: int = 0
+    num_tokens: int = 0
+
+
+class Drafting:
+    """What drafts for the sequences of one engine.
+
+    open_drafter   for each sequence
+    max_drafts     of a sequence in a step
+    lengths        decides how many pay; None: all that are proposed are computed
+
+    counts         for people
+    """
+
+    def __init__(self, open_drafter: Callable[[], Drafter], max_drafts: int, lengths: Lengths | None = None) -> None:
+        self._open_drafter = open_drafter
+        self.max_drafts, self.lengths = max_drafts, lengths
+        self.counts = DraftCounts([0] * max_drafts)
+
+    def open(self, token_ids: Sequence[int]) -> SequenceDrafts:
+        """For a sequence with these ids, and those that are added to them."""
+        return SequenceDrafts(self._open_drafter(), token_ids)
+
+    def propose(self, drafts: Sequence[SequenceDrafts], num_tokens: int, num_draws: int) -> list[list[int]]:
+        """Drafts of sequences in a step that has so many tokens and draws without them."""
+        proposed = [each.propose(self.max_drafts) for each in drafts]
+        if self.lengths is None:
+            return proposed
+        wanted = [(each.record, len(ids)) for each, ids in zip(drafts, proposed, strict=True)]
+        counts = self.lengths.choose(wanted, num_tokens, num_draws)
+        return [ids[:count] for ids, count in zip(proposed, counts, strict=True)]
+
+    def learn_time(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        if self.lengths:
+            self.lengths.add_step(num_tokens, seconds)
+
+    def learn(self, drafts: SequenceDrafts, num: int, num_right: int) -> None:
+        """A draw of a sequence came with so many drafts, and so many of them were right."""
+        drafts.record.add(num, num_right)
+        self.counts.num_drafts += num > 0
+        self.counts.num_tokens += num
+        for place in range(num_right):
+            self.counts.num_accepted_at[place] += 1

@@ -1,0 +1,99 @@
+"""How many drafts pay: from how often a sequence's drafts were right, and how long steps took.
+
+A step with j drafts takes as long as steps of that many tokens took lately, and emits a token for each draw and each
+right draft. Drafts are taken in the order of their chance, and as many of them as give the most tokens a second; none
+where that is hardly more than without. What is not known is found out: a step of a new size, and now and then one of a
+size that is always given drafts, has none; the chance of a sequence that does not draft drifts back to what is expected
+of strangers, so that it is tried again. Times fall at once and rise slowly: what disturbs a step makes it longer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+EXPECTED = 0.7  # chance of a draft, of which nothing is known yet
+_NEWS, _DRIFT = 0.1, 0.005  # weights of one outcome, and of one draw without drafts
+_SHORTER, _LONGER = 0.5, 0.1  # weights of one step's time
+_REFRESH = 64  # steps with drafts after which their size without any is measured again
+_LEAST_GAIN = 1.03  # less than that is lost in what is not measured
+_WORTH = 0.2  # right drafts a draw that are worth a wait for the draw before
+_TRIAL, _EVERY = 8, 64
+
+
+class Record:
+    """How good the drafts of one sequence are.
+
+    chance   that a draft is right if those before it are
+    """
+
+    def __init__(self) -> None:
+        self.chance = EXPECTED
+        self._num_right_a_draw = 1.0
+        self._num_draws = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the sequence should wait for each draw, so that drafts can follow it: now and then in any case."""
+        return self._num_right_a_draw > _WORTH or self._num_draws % _EVERY < _TRIAL
+
+    def add(self, num: int, num_right: int) -> None:
+        """A draw came with so many drafts, and so many of them were right."""
+        self._num_draws += 1
+        self._num_right_a_draw += _NEWS * (num_right - self._num_right_a_draw)
+        for _ in range(num_right):
+            self.chance += _NEWS * (1 - self.chance)
+        if num_right < num:
+            self.chance -= _NEWS * self.chance
+        if not num:
+            self.chance += _DRIFT * (EXPECTED - self.chance)
+
+
+class Lengths:
+    """Chooses the drafts of a step."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []  # tokens, in order, of which the time is known
+        self._times: list[float] = []
+        self._ages: dict[int, int] = {}  # size without drafts -> steps with some since the last one without
+
+    def add_step(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        size = _rounded(num_tokens)
+        self._ages[size] = 0
+        at = bisect_left(self._sizes, size)
+        if at < len(self._sizes) and self._sizes[at] == size:
+            news = _SHORTER if seconds < self._times[at] else _LONGER
+            self._times[at] += news * (seconds - self._times[at])
+        else:
+            self._sizes.insert(at, size)
+            self._times.insert(at, seconds)
+
+    def choose(self, drafts: Sequence[tuple[Record, int]], num_tokens: int, num_draws: int) -> list[int]:
+        """How many drafts of each sequence to compute, of so many that there are.
+
+        num_tokens, num_draws   of the step without drafts
+        """
+        counts = [0] * len(drafts)
+        ranked = sorted((-(record.chance**place), place, i) for i, (record, num) in enumerate(drafts)
+                        for place in range(1, num + 1))  # fmt: skip
+        size = _rounded(num_tokens)
+        if not ranked or self._ages.get(size, _REFRESH) >= _REFRESH:
+            return counts
+        emitted = num_draws + np.concatenate([[0], np.cumsum([-chance for chance, _, _ in ranked])])
+        sizes = num_tokens + np.arange(len(emitted))
+        rates = emitted / np.interp(sizes, self._sizes, self._times)
+        best = int(rates.argmax())
+        if rates[best] >= _LEAST_GAIN * rates[0]:
+            self._ages[size] += 1
+            for _, _, i in ranked[:best]:
+                counts[i] += 1
+        return counts
+
+
+def _rounded(num_tokens: int) -> int:
+    """Sizes that are told apart: each up to 32, then a sixteenth of a power of two apart."""
+    step = 1 << max(0, num_tokens.bit_length() - 5)
+    return -(-num_tokens // step) * step
