@@ -28,6 +28,7 @@ from server.peers.weights import write_gguf
 
 LATE = 0.5  # a busy machine wakes sleepers late, and never early
 Open = Callable[..., PeerProcess]
+Children = Callable[[], set[psutil.Process]]
 
 
 @pytest.fixture
@@ -40,11 +41,18 @@ def opened(tmp_path: Path) -> Open:
     return open_peer
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def all_children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
 
 
-def test_times_are_what_the_peer_took(opened: Open) -> None:
+@pytest.fixture
+def children() -> Children:
+    """Those that the test started: servers of other tests may be up."""
+    before = all_children()
+    return lambda: all_children() - before
+
+
+def test_times_are_what_the_peer_took(opened: Open, children: Children) -> None:
     """Prefill ends with the first tokens; decoding counts the tokens after them, of all sequences."""
     with opened("right") as peer:
         assert peer.versions == "scripted 1.5, threads 2, model m"
@@ -65,13 +73,13 @@ def test_what_a_peer_prints_is_no_answer(opened: Open, tmp_path: Path) -> None:
     assert "no JSON" in (tmp_path / "chatty.log").read_text()
 
 
-def test_a_peer_that_is_not_installed(opened: Open) -> None:
+def test_a_peer_that_is_not_installed(opened: Open, children: Children) -> None:
     with pytest.raises(ConfigError, match=r"transformers ended with code 1: .*README.*No module named 'engine_of_oth"):
         opened("missing")
     assert not children()
 
 
-def test_what_is_no_interpreter(tmp_path: Path) -> None:
+def test_what_is_no_interpreter(tmp_path: Path, children: Children) -> None:
     """Nothing that can be started, and a program that says something else."""
     for content, words in (
         ("\0" * 64, "cannot be started"),
@@ -85,7 +93,7 @@ def test_what_is_no_interpreter(tmp_path: Path) -> None:
     assert not children()
 
 
-def test_a_peer_that_dies(opened: Open) -> None:
+def test_a_peer_that_dies(opened: Open, children: Children) -> None:
     with (
         opened("dies") as peer,
         pytest.raises(ConfigError, match=r"ended with code 1.* the engine of others fell over"),
@@ -99,7 +107,7 @@ def test_a_peer_that_draws_less(opened: Open) -> None:
         peer.generate([[1], [2]], 4)
 
 
-def test_a_peer_that_hangs(opened: Open) -> None:
+def test_a_peer_that_hangs(opened: Open, children: Children) -> None:
     """It ends, with its children."""
     peer = opened("hangs", 2)
     start_s = time.monotonic()
@@ -109,7 +117,7 @@ def test_a_peer_that_hangs(opened: Open) -> None:
     assert not children()
 
 
-def test_a_peer_that_does_not_even_read(opened: Open) -> None:
+def test_a_peer_that_does_not_even_read(opened: Open, children: Children) -> None:
     """The request is longer than what a pipe holds."""
     peer = opened("right", 2)
     [process] = children()
