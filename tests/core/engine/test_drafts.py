@@ -18,6 +18,7 @@ from tests.plugins import install_hostile
 
 _RNG = random.Random(3)
 PAGE = 4
+TIE = 1e-5  # nats; rounding in float32 moves log-probabilities by less
 PROMPTS = [_RNG.choices(range(3, 384), k=length) for length in (1, 2, 3, 4, 5, 8, 30, 31)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
 SHARED: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0}
@@ -48,6 +49,16 @@ def serve(
         outputs = llm.generate(prompts, params)
         llm.engine.scheduler.check_idle()
         return outputs, llm.engine.inspect()
+
+
+def check_same_but_ties(drafted: list[RequestOutput], plain: list[RequestOutput]) -> None:
+    """Steps of several tokens round otherwise: where the best two are as likely, either may be drawn."""
+    parted = [(mine, other) for mine, other in zip(drafted, plain, strict=True) if mine.token_ids != other.token_ids]
+    assert len(parted) <= len(plain) // 100
+    for mine, other in parted:
+        at = next(i for i, ids in enumerate(zip(mine.token_ids, other.token_ids, strict=True)) if len(set(ids)) > 1)
+        first, second = other.logprobs[at].top_logprobs
+        assert first - second < TIE
 
 
 def check_same(drafted: list[RequestOutput], plain: list[RequestOutput]) -> None:
@@ -166,10 +177,10 @@ def test_families(tmp_path, request, family):
     heavy = request.node.get_closest_marker("heavy") is not None
     rng = random.Random(family)
     prompts = [rng.choices(range(3, 384), k=rng.randrange(1, 50)) for _ in range(500 if heavy else 12)]
-    params = msgspec.structs.replace(GREEDY, max_tokens=26 if heavy else 40)
+    params = msgspec.structs.replace(GREEDY, max_tokens=26 if heavy else 40, logprobs=2)
     few = {"max_num_seqs": 16}
     plain, _ = serve(model, params, prompts=prompts, **few)
     for max_drafts in (3, 8) if heavy else (8,):
         drafted, seen = serve(model, params, ids_of(plain), prompts=prompts, max_drafts=max_drafts, fewer=0.0, **few)
-        check_same(drafted, plain)
+        check_same_but_ties(drafted, plain)
         assert seen.num_accepted_at[-1] > (100 if heavy else 0)
