@@ -15,6 +15,7 @@ from tests.devices.kunlun.programs import greedy, run
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 SCHEDULES = ["eager", "lazy", *(f"seed:{i}" for i in range(1, 6))]
 MARGIN, TINY_MARGIN = 0.5, 0.1  # of logits: closer ones may change places
+ALIKE = 0.7  # of tokens, at least: both sides round to bfloat16
 STORIES = [
     "The capital of France is",
     "def fibonacci(n):\n",
@@ -81,7 +82,7 @@ def test_smollm2_under_every_schedule(wanted: list[list[RequestOutput]], graphs:
         for (a_wave, _), b_wave in zip(told["found"], wanted, strict=True)
         for a, b in zip(a_wave, b_wave, strict=True)
     ]
-    assert sum(alike(ids, output) for ids, output in pairs) > 0.8 * NUM * len(pairs)
+    assert sum(alike(ids, output) for ids, output in pairs) > ALIKE * NUM * len(pairs)
     assert told["races"] == []
     assert told["num_late_compiles"] == 0
     assert (told["num_compiles"] > 0) == graphs
@@ -98,7 +99,7 @@ def test_smollm2_on_three_chips(wanted: list[list[RequestOutput]]) -> None:
             for mine, output in zip(outputs, theirs, strict=True):
                 check_text(mine["ids"], output)
                 same.append(alike(mine["ids"], output))
-    assert sum(same) > 0.8 * NUM * len(same)
+    assert sum(same) > ALIKE * NUM * len(same)
     assert told["races"] == []
     [refused] = run("refusals", chips, asked=[{"model": "smollm2", "tensor_parallel_size": 2}])
     assert "tensor_parallel_size is 2: it does not divide the model's" in refused
