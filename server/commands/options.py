@@ -46,9 +46,7 @@ def engine_config(
     *,
     device: Annotated[str | None, typer.Option(help="Device plugin. Default: the accelerator found, else cpu.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    weights: Annotated[str, typer.Option(help="Quantised weights: dequantised, or packed as they are stored.")] = (
-        "dequantised"
-    ),
+    weights: Annotated[str, typer.Option(help="Quantised weights: dequantised, or packed as stored.")] = "dequantised",
     max_model_len: Annotated[int | None, count("Longest prompt with its output, in tokens.")] = None,
     max_num_seqs: Annotated[int, count("Sequences that run at once.")] = 256,
     max_num_batched_tokens: Annotated[int | None, count("Tokens in one step.")] = None,
