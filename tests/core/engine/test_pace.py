@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.engine.swap import Pace
-from tests.core.engine.test_scheduler import make, request
+from tests.core.engine.test_swap_faults import preempted
 
 
 @pytest.mark.parametrize("fits", [1, 5, 40, 300])
@@ -26,14 +26,7 @@ def test_no_more_without_more_to_copy() -> None:
 
 def test_pages_come_free_as_they_arrive_on_the_host() -> None:
     """Piece by piece, the last ones first; the sequence is back in the queue when all have."""
-    scheduler, device = make(num_pages=13, page=1, max_tokens=12, max_seqs=3, num_swap=40)
-    scheduler.swaps.pace.num_pages = 1
-    for i in range(3):
-        scheduler.add(request(i, [i, 2, 3], 8))
-    plan = scheduler.schedule()
-    while not plan.transfers:
-        scheduler.update(device.run(plan))
-        plan = scheduler.schedule()
+    scheduler, device, plan = preempted(1)
     [leaving] = scheduler._leaving
     assert leaving.table is not None
     left = leaving.table.length

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from core import LLM, SamplingParams
+from core.engine.scheduler import Scheduler
+from core.engine.step import StepPlan
 from tests.core.engine.faults import ABORTED, ERRORS, EVERYONE, Bench, faulty_device
-from tests.core.engine.test_scheduler import make, request
+from tests.core.engine.test_scheduler import Arithmetic, make, request
 from tests.core.engine.test_swap import FEW, INSTALL, PROMPTS, SWAP_GIB
 from tests.plugins import install_plugin
 
@@ -42,15 +44,22 @@ def fail_a_copy(bench: Bench, nth: int) -> None:
     raise AssertionError("nothing was swapped")
 
 
-def test_other_ranks_wait_for_what_was_given_up() -> None:
-    """A step that failed is dropped by all ranks alike; their transfers go on, and the next plan says so."""
+def preempted(num_pages: int = 8) -> tuple[Scheduler, Arithmetic, StepPlan]:
+    """Three sequences of which one goes to the host, so many pages beside a step; with the plan that begins it."""
     scheduler, device = make(num_pages=13, page=1, max_tokens=12, max_seqs=3, num_swap=40)
+    scheduler.swaps.pace.num_pages = num_pages
     for i in range(3):
         scheduler.add(request(i, [i, 2, 3], 8))
     plan = scheduler.schedule()
     while not plan.transfers:
         scheduler.update(device.run(plan))
         plan = scheduler.schedule()
+    return scheduler, device, plan
+
+
+def test_other_ranks_wait_for_what_was_given_up() -> None:
+    """A step that failed is dropped by all ranks alike; their transfers go on, and the next plan says so."""
+    scheduler, _, plan = preempted()
     [transfer] = plan.transfers
     assert plan.transferred == 0
     scheduler.fail("a mask broke")
