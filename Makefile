@@ -35,8 +35,10 @@ serve: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -m "not heavy" -n 2 --dist loadfile $(ARGS)
 
+# A process has room for one kind of device that torch has no name of its own for: xla or kunlun, not both.
 test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM) $(CLIENTS) $(SUITE) $(TORCH_XLA)
-	$(BIN)/pytest -m heavy -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m heavy -n 2 --dist loadfile --ignore tests/devices/xla $(ARGS)
+	$(BIN)/pytest -m heavy -n 2 --dist loadfile tests/devices/xla
 	$(MAKE) test-torch-xla
 
 test-torch-xla: $(TORCH_XLA)

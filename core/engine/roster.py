@@ -75,6 +75,8 @@ class Roster:
     def _preempt(self, seq: Sequence) -> None:
         """Take everything from a running sequence; it goes on later, from what the prefix cache and the host have."""
         self.num_preemptions += 1
+        if seq.host is not None:
+            self.swaps.num_out += 1  # again, while it came back: its entries are still there
         self._leave(seq, Status.PREEMPTED)
 
     def _finish(self, seq: Sequence) -> None:

@@ -94,7 +94,8 @@ def test_texts_are_those_without_preemption(tiny_llama_dir: Path, device: str, d
     swapped, seen = run(tiny_llama_dir, prompts, swap_space=SWAP_GIB, **given, **few)
     # Sums in another order may change a code of INT8.
     check_same(swapped, plain, 0.01 if device == "hostile" else LOGPROB_ATOL)
-    assert seen.num_preemptions == seen.num_swapped > 1
+    assert 1 < seen.num_swapped <= seen.num_preemptions  # some draw their last token in the step in flight
+    assert seen.num_swaps_refused == 0
     assert 0 < seen.num_pages_swapped_in <= seen.num_pages_swapped_out
     assert seen.groups[0].num_host_used == 0
 
@@ -125,7 +126,7 @@ def test_a_window_beside_a_full_group(tmp_path: Path, swap_space: float) -> None
     assert len(seen.groups) == 2
     assert seen.num_swapped > 0
     assert (seen.num_swaps_refused > 0) == (swap_space < SWAP_GIB)
-    assert seen.num_swapped + seen.num_swaps_refused == seen.num_preemptions
+    assert seen.num_swapped + seen.num_swaps_refused <= seen.num_preemptions
 
 
 @pytest.mark.heavy
