@@ -53,7 +53,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_step_tokens      tokens computed in all steps
     num_steps_by_tokens  steps of up to so many tokens, for each of `core.engine.step_sizes.BOUNDS`; then larger ones
     num_on_host          sequences that are on the host, or on their way there or back
-    num_swapped          preemptions after which the entries are on the host; after others they are computed again, if anything is left to do
+    num_swapped          preemptions after which the entries are on the host; others are computed again if more is to do
     num_swaps_refused    of these, for want of room on the host
     num_pages_swapped_out, num_pages_swapped_in   of all groups
     num_prefix_queries   prompt tokens that were looked for in the cache
