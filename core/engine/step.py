@@ -36,12 +36,14 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
     to_host      else from there
     pages        per KV group, on the device
     host_pages   per KV group, their places on the host
+    layers       of the group, from the first one up to the second one; None: all
     """
 
     number: int
     to_host: bool
     pages: list[list[int]]
     host_pages: list[list[int]]
+    layers: tuple[int, int] | None = None
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -10,15 +10,18 @@ outputs of later steps; a plan without anything to compute waits for the oldest 
 under way is given up: nobody knows how far it came.
 
 A copy engine does one copy after the other, and each step has inputs and ids to copy too. So what is to be moved is cut
-into transfers: with each step go as many pages as can be copied while it computes. How many that is, steps tell: when
-one has computed and a transfer that was started before it is still under way, it was too much (`Pace`).
+into transfers: with each step goes as much as can be copied while it computes, whole pages and then some layers of
+one. How much that is, steps tell: when one has computed and a transfer that was started before it is still under way,
+it was too much (`Pace`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from core.engine.sequence import Sequence
@@ -28,26 +31,34 @@ from core.kv.host import HostCopy, HostPool
 
 
 class Pace:
-    """How many pages are copied beside a step: more each time that it had time for more, fewer when it had not.
+    """How many pieces are copied beside a step: more each time that it had time for more, fewer when it had not.
 
-    It is found in great steps first, and in small ones from the first time on that it was too many.
+    A piece is what one layer has of a page. Their number is found in great steps, until it was too many and then no
+    more, and in small ones from then on: it falls faster than it grows, because too many hold up the next step.
     """
 
-    def __init__(self) -> None:
-        self.num_pages = 8
-        self._part = 2  # a half, later an eighth, up or down
+    def __init__(self, num_pieces: float) -> None:
+        self._mean = num_pieces
+        self._down, self._up = 1 / 2, 3 / 2
+        self._was_late = False
         self._settled = True
 
+    @property
+    def num_pieces(self) -> int:
+        return int(self._mean)
+
     def hear(self, late: bool, more: bool) -> None:
-        """Of a step beside which pages were copied: whether that took longer than it did; if there are more to copy."""
-        change = max(1, self.num_pages // self._part)
+        """Of a step beside which pieces were copied: whether that took longer than it did; if there is more to copy."""
         if not self._settled:
-            self._settled = True  # the step in flight meanwhile had its pages before
+            self._settled = True  # the step in flight meanwhile had its pieces before
         elif late:
-            self.num_pages = max(1, self.num_pages - change)
-            self._settled, self._part = False, 8
-        elif more:
-            self.num_pages += change
+            self._mean = max(1, self._mean * self._down)
+            self._settled, self._was_late = False, True
+        else:
+            if self._was_late:
+                self._down, self._up = 7 / 8, 17 / 16
+            if more:
+                self._mean *= self._up
 
 
 class _Entry(NamedTuple):
@@ -61,11 +72,16 @@ class _Entry(NamedTuple):
 
 @dataclass(eq=False)
 class _Move:
-    """Pages of one sequence that go the same way: those not started yet, from the last position to the first."""
+    """Pages of one sequence that go the same way.
+
+    left     those not started yet, or not with all layers, from the last position to the first
+    begun    layers of the first of them that were started
+    """
 
     seq: Sequence
     to_host: bool
     left: list[_Entry]
+    begun: int = 0
 
 
 class _Started(NamedTuple):
@@ -82,7 +98,7 @@ class Swaps:
     num_out, num_refused       preempted sequences that went to the host, and that found no room there
     num_pages_out, num_pages_in   pages of all groups that were copied
     transferred                number of the last transfer that is over: reported complete, or given up
-    pace                       how many pages go beside a step
+    pace                       how much goes beside a step
     """
 
     def __init__(self, cache: KVCache, num_pages: Sequences[int]) -> None:
@@ -90,7 +106,8 @@ class Swaps:
         self.host = HostPool(num_pages or [0] * len(cache.pools))
         self.num_out = self.num_refused = self.num_pages_out = self.num_pages_in = 0
         self.transferred = 0
-        self.pace = Pace()
+        self._num_layers = [group.num_layers for group in cache.groups]
+        self.pace = Pace(max(self._num_layers))
         self._num = 0
         self._moves: list[_Move] = []
         self._started: deque[_Started] = deque()
@@ -141,21 +158,40 @@ class Swaps:
 
     def take(self) -> list[Transfer]:
         """What to start with the next plan. What goes to the host goes first: others wait for its pages."""
-        taken, room = [], self.pace.num_pages
+        taken, room = [], self.pace.num_pieces
         for move in sorted(self._moves, key=lambda move: not move.to_host):
-            if move.left and room:
-                taken.append(self._cut(move, room))
-                room -= sum(map(len, taken[-1].pages))
+            while move.left and room:
+                if move.begun or room < self._num_layers[move.left[0].group]:
+                    transfer, num_pieces = self._cut_layers(move, room)
+                else:
+                    transfer, num_pieces = self._cut_pages(move, room)
+                taken.append(transfer)
+                room -= num_pieces
         return taken
 
-    def _cut(self, move: _Move, num_pages: int) -> Transfer:
-        """A transfer of its next pages."""
+    def _cut_pages(self, move: _Move, room: int) -> tuple[Transfer, int]:
+        """A transfer of its next pages, and how many pieces they are."""
+        until = list(accumulate(self._num_layers[entry.group] for entry in move.left[:room]))
+        num = bisect_right(until, room)
+        now, move.left = move.left[:num], move.left[num:]
+        return self._begin_transfer(move, now), until[num - 1]
+
+    def _cut_layers(self, move: _Move, room: int) -> tuple[Transfer, int]:
+        """A transfer of the next layers of its next page, and how many."""
+        entry, first = move.left[0], move.begun
+        num = min(room, self._num_layers[entry.group] - first)
+        move.begun += num
+        if move.begun == self._num_layers[entry.group]:
+            del move.left[0]
+            move.begun = 0
+        return self._begin_transfer(move, [entry], (first, first + num)), num
+
+    def _begin_transfer(self, move: _Move, now: list[_Entry], layers: tuple[int, int] | None = None) -> Transfer:
         self._num += 1
-        now, move.left = move.left[:num_pages], move.left[num_pages:]
         self._started.append(_Started(self._num, move, move.left[0].position + 1 if move.left else 0))
         by_group = [[entry for entry in now if entry.group == g] for g in range(len(self.host.num_pages))]
         pages, places = [[e.page for e in each] for each in by_group], [[e.place for e in each] for each in by_group]
-        return Transfer(self._num, move.to_host, pages, places)
+        return Transfer(self._num, move.to_host, pages, places, layers)
 
     def complete(self, number: int, late: bool | None) -> list[Sequence]:
         """Sequences all of whose pages have arrived, now that all transfers up to `number` are complete.

@@ -71,7 +71,7 @@ class Transfers:
         for start in range(0, len(transfer.pages[g]), size):
             pages = torch.tensor(transfer.pages[g][start : start + size], dtype=torch.int32)
             places = torch.tensor(transfer.host_pages[g][start : start + size], dtype=torch.int32)
-            for layer in range(len(host)):
+            for layer in range(*transfer.layers or (0, len(host))):
                 if transfer.to_host:
                     host[layer] = group.kernel(host[layer], kv[layer], places, pages)
                 else:

@@ -9,19 +9,19 @@ from tests.core.engine.test_swap_faults import preempted
 
 
 @pytest.mark.parametrize("fits", [1, 5, 40, 300])
-def test_as_many_pages_as_a_step_takes_the_time_of(fits: int) -> None:
-    pace = Pace()
+def test_as_many_pieces_as_a_step_takes_the_time_of(fits: int) -> None:
+    pace = Pace(8)
     for turn in range(200):
-        pace.hear(late=pace.num_pages > fits, more=True)
+        pace.hear(late=pace.num_pieces > fits, more=True)
         if turn > 40:
-            assert fits * 0.7 - 1 <= pace.num_pages <= fits * 1.2 + 1
+            assert fits * 0.7 - 1 <= pace.num_pieces <= fits * 1.2 + 1
 
 
 def test_no_more_without_more_to_copy() -> None:
-    pace = Pace()
-    before = pace.num_pages
+    pace = Pace(8)
+    before = pace.num_pieces
     pace.hear(late=False, more=False)
-    assert pace.num_pages == before
+    assert pace.num_pieces == before
 
 
 def test_pages_come_free_as_they_arrive_on_the_host() -> None:

@@ -137,37 +137,34 @@ def test_preempted_sequences_go_on(make_llama: Callable[..., Path], swap_space: 
 
 
 @pytest.mark.parametrize(
-    ("pcie", "share", "bound"),
-    [("3e7", (0, 0.2), 1.15), ("3e5", (5, 20), 1.15), ("3e6", (0.5, 2), 1.6)],
-    ids=["much less", "much more", "as much"],
+    ("pcie", "share"), [("3e7", (0, 0.2)), ("2e6", (0.5, 1.5)), ("3e5", (3, 20))], ids=["less", "as much", "more"]
 )
-def test_swapping_hardly_delays_steps(
-    make_llama: Callable[..., Path], pcie: str, share: tuple[float, float], bound: float
-) -> None:
-    """In virtual time, where all copies together take less than all steps, or more. Where they take as long, a page
-    takes longer than a step here, and no step is done without waiting for one."""
+def test_swapping_hardly_delays_steps(make_llama: Callable[..., Path], pcie: str, share: tuple[float, float]) -> None:
+    """In virtual time, where all copies together take less than all steps, as long, or more."""
+    wide = {"num_hidden_layers": 8, "head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
     rng = random.Random(7)
     few: dict[str, Any] = {
-        "num_kv_blocks": 40,
+        "block_size": 16,
+        "num_kv_blocks": 50,
         "swap_space": 0.05,
         "max_model_len": 128,
         "enable_prefix_caching": False,
     }
     told = run(
         "texts",
-        f"memory_mib=64,bytes_per_s=1e9,pcie_bytes_per_s={pcie}",
-        model=str(make_llama(head_dim=32)),
-        waves=[[rng.choices(range(3, 384), k=rng.randrange(8, 31)) for _ in range(24)]],
+        f"memory_mib=512,bytes_per_s=1e9,pcie_bytes_per_s={pcie}",
+        model=str(make_llama(**wide)),
+        waves=[[rng.choices(range(3, 384), k=rng.randrange(8, 31)) for _ in range(20)]],
         schedules=["eager"],
         num=60,
         dtype="float32",
         **few,
     )
-    assert told["num_swapped"] > 20
+    assert told["num_swapped"] > 5
     times = told["times"]
     steps_s, copies_s = times["compute_s"] + times["hbm_s"], times["h2d_s"] + times["d2h_s"]
     assert share[0] < copies_s / steps_s < share[1]
-    assert times["all_s"] <= bound * max(steps_s, copies_s)
+    assert times["all_s"] <= 1.15 * max(steps_s, copies_s)
 
 
 def test_two_chips_share_a_model(make_llama: Callable[..., Path]) -> None:
