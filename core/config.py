@@ -50,8 +50,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels                  row -> provider, or "reference"
     seed                     of the device's own generator
     kv_events                ZeroMQ endpoint to publish changes of the prefix cache at (`core.kv.events`)
-    speculative              guess ids ahead and check them in one step: "ngram", "ngram:DRAFTS" or
-                             "ngram:DRAFTS:MIN-MAX" (`core.speculate.choice`); None: nothing is
+    speculative              guess ids ahead and check them in one step: "ngram", "ngram:DRAFTS",
+                             "ngram:DRAFTS:MIN-MAX", "mtp:PATH" or "mtp:PATH:DRAFTS" (`core.speculate.choice`);
+                             None: nothing is
     profile                  file to write a trace to (`core.engine.profile`)
     """
 

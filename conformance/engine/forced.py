@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from core.config import EngineConfig
-from core.engine.build import assemble, open_runner
+from core.engine.build import assemble
+from core.engine.load_runner import open_runner
 from core.engine.step import NewSequence, StepPlan
 from core.kernels.bind import Tap
 from core.plan import Plan

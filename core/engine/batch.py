@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
+from typing import NamedTuple
 
 from core.engine.sequence import Sequence
 from core.engine.step import NewSequence, StepOutput, StepPlan, Transfer
@@ -113,10 +114,22 @@ class Batch:
         )
 
 
-def retire(items: list[Item], output: StepOutput) -> Iterator[tuple[Item, list[int], list[Logprobs]]]:
-    """Each item of a step that has ended, its sequence's counts brought up to date, with the ids that it drew, as far
-    as its drafts were right, and their reports. Drafts are not counted as computed yet."""
-    draws = zip_longest(output.ids, output.logprobs)
+class Retired(NamedTuple):
+    """An item of a step that has ended.
+
+    drawn, reports   ids as far as drafts were right, and their log-probabilities
+    foretold         what the device foretells to follow them
+    """
+
+    item: Item
+    drawn: list[int]
+    reports: list[Logprobs]
+    foretold: list[int]
+
+
+def retire(items: list[Item], output: StepOutput) -> Iterator[Retired]:
+    """Each item, its sequence's counts brought up to date. Drafts are not counted as computed yet."""
+    draws = zip_longest(output.ids, output.logprobs, output.foretold)
     scores, hidden = iter(output.prompt_logprobs), iter(output.hidden)
     for item in items:
         seq = item.seq
@@ -130,5 +143,7 @@ def retire(items: list[Item], output: StepOutput) -> Iterator[tuple[Item, list[i
         if item.samples and seq.embeds:
             seq.embedding = next(hidden)
         own = list(islice(draws, item.num_draws))
-        right = own[: 1 + num_accepted(item.drafts, [token_id for token_id, _ in own])]
-        yield item, [token_id for token_id, _ in right], [report for _, report in right if report is not None]
+        right = own[: 1 + num_accepted(item.drafts, [token_id for token_id, *_ in own])]
+        foretold = (right[-1][2] or []) if right else []
+        reports = [report for _, report, _ in right if report is not None]
+        yield Retired(item, [token_id for token_id, *_ in right], reports, foretold)

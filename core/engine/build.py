@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,25 +15,28 @@ import torch
 
 from core.config import EngineConfig, choose_dtype, resolve
 from core.engine import pools
-from core.engine.canonical import Canonical, Exchanged
-from core.engine.runner import Runner, StepFunction
-from core.engine.transfers import Swapped, Transfers
+from core.engine.canonical import Exchanged
+from core.engine.foretell import Foretell
+from core.engine.step_function import StepFunction
+from core.engine.transfers import Swapped
 from core.errors import ConfigError, PluginError
 from core.kernels.bind import KernelSet, Tap
 from core.kernels.reference.kv import KVLayout
 from core.kernels.row import Implementation
 from core.kv.groups import KVGroup
 from core.model.layers import Builder, Model
-from core.model.load import Loader, Progress
+from core.model.mtp import DraftHeads, check_family, with_draft_layers
 from core.model.packing import Packing
 from core.model.source import ModelSource, open_source
 from core.model.spec import ModelConfig, ModelSpec, Shard
-from core.page_counts import with_kv_blocks, with_swap_blocks
+from core.page_counts import with_swap_blocks
 from core.plan import Plan
 from core.plugin import certificate, loader
 from core.plugin.device import Device
 from core.plugin.facts import DeviceFacts, Need
 from core.plugin.opened import Opened, open_device
+from core.speculate.choice import HeadsChoice, parse_speculative
+from core.speculate.heads import Heads, load_heads
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Ranks:
 class Assembly:
     """An engine without weights. `formats` names the KV layout of each group, `page_bytes` the size of a page of all
     its layers; `swapped` is for what goes to the host, `exchanged` for what other engines get; both are empty where
-    nothing can."""
+    nothing can. `draft_ids` are those that draft layers choose among, on the host; None without such layers."""
 
     source: ModelSource
     device: Device
@@ -64,6 +68,7 @@ class Assembly:
     exchanged: tuple[Exchanged, ...]
     shape: dict[str, str]
     vocab_size: int
+    draft_ids: torch.Tensor | None
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
@@ -96,21 +101,18 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     config.check()
     ranks = ranks or Ranks()
     source, spec = find_model(config.model)
-    raw = dict(source.config)
-    if source.pooling and source.pooling.headless:
-        raw["tie_word_embeddings"] = True  # the step draws from something; nobody is given what it draws
-    model_config: ModelConfig = spec.read_config(raw, config.max_model_len)
+    model_config = _read_config(config, source, spec)
     candidate = loader.choose(loader.discover(), config.device)
     opened = _open(candidate, ranks)
-    facts, device, where, notes = opened.facts, opened.device, opened.where, list(opened.notes)
+    facts, device, where = opened.facts, opened.device, opened.where
     plan, kernels = _plan(config, facts, model_config, opened.implementations, tap)
     if plan.batch_invariant and facts.host_memory:
         torch.set_num_threads(1)  # where threads share an operation, the parts depend on its size
+    heads = _heads(plan, source)
+    source = heads.source if heads else source
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
     model, packed = _build(spec, model_config, builder, Packing(source, ranks.shard), plan)
-    notes += packed
-    groups = model_config.kv_groups
-    step = StepFunction(model, kernels, groups, plan, ranks.group)
+    groups, foretell = _foretell(heads, model, model_config, builder, plan)
     layouts = tuple(pools.layout_of(kernels, g, builder) for g in groups)
     in_place = facts.shapes.dynamic or pools.stay_in_place(device, where)
     plan = with_swap_blocks(
@@ -121,33 +123,51 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
         in_place=in_place,
         free_bytes=psutil.virtual_memory().available,
     )
+    step = StepFunction(model, kernels, groups, plan, ranks.group, foretell)
     swapped = pools.swapped(kernels, groups, layouts, builder) if any(plan.num_swap_blocks) else ()
     exchanged = pools.exchanged(kernels, groups, layouts, builder) if in_place and ranks.shard.size == 1 else ()
     _check_fallback(plan, facts, kernels)
-    plan = replace(
-        plan,
-        bindings=kernels.bindings(),
-        notes=tuple(notes),
-        certificate=certificate.status(candidate),
-        decided_by={**plan.decided_by, "certificate": "core certify"},
-    )
     device.seed(config.seed)
     return Assembly(
-        source,
-        device,
-        where,
-        facts,
+        source=source,
+        device=device,
+        where=where,
+        facts=facts,
+        plan=_told(plan, kernels, (*opened.notes, *packed), candidate),
+        kernels=kernels,
+        model=model,
+        step=step,
+        builder=builder,
+        groups=groups,
+        layouts=layouts,
+        swapped=swapped,
+        exchanged=exchanged,
+        shape=_shape(model_config),
+        vocab_size=model_config.vocab_size,
+        draft_ids=heads.draft_ids if heads else None,
+    )
+
+
+def _read_config(config: EngineConfig, source: ModelSource, spec: ModelSpec) -> ModelConfig:
+    raw = dict(source.config)
+    if source.pooling and source.pooling.headless:
+        if config.speculative:
+            raise ConfigError(
+                f"speculative is {config.speculative!r}, and {source.name} gives embeddings alone: leave it out"
+            )
+        raw["tie_word_embeddings"] = True  # the step draws from something; nobody is given what it draws
+    read: ModelConfig = spec.read_config(raw, config.max_model_len)
+    return read
+
+
+def _told(plan: Plan, kernels: KernelSet, notes: tuple[str, ...], candidate: loader.Candidate) -> Plan:
+    """The plan with what people want to know of it."""
+    return replace(
         plan,
-        kernels,
-        model,
-        step,
-        builder,
-        groups,
-        layouts,
-        swapped,
-        exchanged,
-        _shape(model_config),
-        model_config.vocab_size,
+        bindings=kernels.bindings(),
+        notes=notes,
+        certificate=certificate.status(candidate),
+        decided_by={**plan.decided_by, "certificate": "core certify"},
     )
 
 
@@ -204,6 +224,24 @@ def _build(
     return model, list(packing.notes(builder.params.values(), plan.dtype))
 
 
+def _heads(plan: Plan, source: ModelSource) -> Heads | None:
+    """Draft heads that were asked for."""
+    asked = parse_speculative(plan.speculative) if plan.speculative else None
+    return load_heads(Path(asked.path), source) if isinstance(asked, HeadsChoice) else None
+
+
+def _foretell(
+    heads: Heads | None, model: Model, config: ModelConfig, builder: Builder, plan: Plan
+) -> tuple[tuple[KVGroup, ...], Foretell | None]:
+    """KV groups of the model and its draft layers, and these at work: as many as there are drafts."""
+    if heads is None:
+        return config.kv_groups, None
+    num = parse_speculative(plan.speculative or "").max_drafts
+    layers = DraftHeads(model, builder, num, heads.card.draft_vocab)
+    groups, place = with_draft_layers(check_family(model).config, num)
+    return groups, Foretell(layers, place, builder.kernels, groups, plan)
+
+
 def _shape(model: ModelConfig) -> dict[str, str]:
     """What KV entries depend on beside weights, by name."""
     limits = {"max_len", "dtype", "split"}  # of engines, not of entries
@@ -223,74 +261,3 @@ def _check_fallback(plan: Plan, facts: DeviceFacts, kernels: KernelSet) -> None:
 def describe(config: EngineConfig) -> Plan:
     """What an engine would be, without loading weights."""
     return assemble(config).plan
-
-
-def open_runner(
-    assembly: Assembly, config: EngineConfig, progress: Progress | None = None, *, eager: bool = False
-) -> Runner:
-    """Load weights, decide the number of KV pages, allocate them. Call it on the device's launch thread.
-
-    eager   steps run as they are, also on a device that compiles
-    """
-    a = assembly
-    notes = list(a.plan.notes)
-    if not a.facts.uses_weights:
-        zero = torch.zeros((), device=a.where)
-        weights: dict[str, Any] = {name: zero.expand(p.shape) for name, p in a.builder.params.items()}
-    else:
-        load = Loader(
-            a.source, a.device, a.where, a.kernels, dtype=a.plan.dtype, shard=a.builder.shard, progress=progress
-        )
-        with a.device.loading():
-            weights = load.load(a.builder.params)
-        notes += load.notes(a.builder.params)
-    compiles = not eager and not a.facts.shapes.dynamic
-    if compiles:
-        weights = _kept(a.device, weights)
-    plan = replace(a.plan, notes=tuple(notes))
-    plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
-    kv = [
-        pools.planes(a.device, a.where, layout, group.num_layers, num, keep=compiles)
-        for layout, group, num in zip(a.layouts, a.groups, plan.num_kv_blocks, strict=True)
-    ]
-    return Runner(
-        a.device,
-        a.where,
-        plan,
-        a.step,
-        weights,
-        kv,
-        canonical=Canonical(a.device, a.where, a.exchanged) if a.exchanged else None,
-        transfers=Transfers(a.device, a.swapped, plan.num_swap_blocks),
-        max_blocks=-(-plan.max_model_len // plan.page_tokens),
-        vocab_size=a.vocab_size,
-        compiles=compiles,
-    )
-
-
-def _kept(device: Device, weights: dict[str, Any]) -> dict[str, Any]:
-    """Each weight as the device keeps it, one after another: what several names share is kept once."""
-    names: dict[int, list[str]] = {}
-    for name, weight in weights.items():
-        names.setdefault(id(weight), []).append(name)
-    kept = {}
-    for same in names.values():
-        weight = device.keep(weights[same[0]])
-        for name in same:
-            kept[name] = weight
-            del weights[name]
-    return kept
-
-
-def _free_bytes(a: Assembly) -> int:
-    """Memory each rank has for its share: the least of any, and where they share the machine's, a part of that."""
-    free = a.device.memory().free_bytes
-    size = a.builder.shard.size
-    if a.facts.host_memory:  # swapped pages lie there, too, and take it only when they are used
-        swapped = sum(num * size for num, size in zip(a.plan.num_swap_blocks, a.page_bytes, strict=True))
-        free = max(0, free - size * swapped)
-    if size == 1:
-        return free
-    least = torch.tensor([free], dtype=torch.int64, device=a.where)
-    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=a.builder.process_group)
-    return int(least.item()) // (size if a.facts.host_memory else 1)

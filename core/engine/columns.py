@@ -69,7 +69,7 @@ class Columns:
             return FULL_SORT
         return 1 << max(0, int(top_k.max(initial=1)) - 1).bit_length()
 
-    def fill(self, out: dict[str, Ints], num_seqs: int, num_blocks: int) -> None:
+    def fill(self, out: dict[str, Ints], num_seqs: int, num_blocks: int, num_ahead: int) -> None:
         """Write every field, padding included; block tables are [num_seqs, num_blocks]."""
         rows, num, page = self._of, self.num_tokens, self._page
         spread = np.repeat(self.starts - self.query_starts[:-1], self.counts)
@@ -79,6 +79,8 @@ class Columns:
         has_drafts = np.repeat(self.num_drafts > 0, self.counts)
         _put(out["source_rows"], np.where((positions >= rows.num_given[row_T]) & ~has_drafts, row_T, 0))
         self._fill_ids(out["token_ids"])
+        if num_ahead:
+            self._fill_ahead(out, num_ahead)
         _put(out["query_starts"], self.query_starts, pad=num)
         _put(out["kv_lens"], self.kv_lens)
         _put(out["logit_rows"], self.logit_tokens)
@@ -104,6 +106,25 @@ class Columns:
         for i in np.flatnonzero(self.num_drafts):
             end = self.query_starts[i + 1]
             out[end - self.num_drafts[i] : end] = self.drafts[i]
+
+    def _fill_ahead(self, out: dict[str, Ints], num_ahead: int) -> None:
+        """Where ids that follow each token are from. See `core.engine.pack.AheadInput`."""
+        draws = self.logit_tokens[: len(self.items)]
+        out["ahead_rows"][:] = 0
+        out["ahead_rows"][draws] = self.output_rows[: len(self.items)]
+        out["shift_rows"][:] = 0
+        out["shift_rows"][: self.num_tokens] = np.arange(1, self.num_tokens + 1)
+        out["shift_rows"][self.query_starts[1:] - 1] = 0
+        out["shift_rows"][draws] = 0
+        for k in range(num_ahead):
+            out[f"known{k}"][:] = 0
+        for i in np.flatnonzero(~self.samples):
+            row, last = self.rows[i], self.query_starts[i + 1] - 1
+            following = self._of.ids[row][self.kv_lens[i] : self.kv_lens[i] + num_ahead]
+            for k, token_id in enumerate(following):
+                out[f"known{k}"][last] = token_id
+            if not len(following):
+                out["ahead_rows"][last] = row  # the id drawn last
 
     def seen(self, logit: int) -> Ints:
         """Ids on the host before the one that logit row `logit` draws: all of them, where that depends on them."""

@@ -23,7 +23,8 @@ from core.errors import DeviceError
 
 if TYPE_CHECKING:
     from core.engine.flight import Reported
-    from core.engine.runner import StepFunction
+    from core.engine.foretell import Carry
+    from core.engine.step_function import StepFunction
     from core.model.layers import Planes, Weights
     from core.plugin.device import Device
 
@@ -72,10 +73,9 @@ class CompiledStep:
 
     def forward(
         self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
-    ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
-        key = ("forward", x.key.tokens, x.key.seqs, x.key.blocks, x.key.logits)
-        found: tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]
-        found = self._run(key, self._step.forward, (3,), w, replace(x, host=None, extras=None), last_ids, kv)
+    ) -> tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]:
+        found: tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]
+        found = self._run(_key("forward", x), self._step.forward, (3,), w, _shapes_alone(x), last_ids, kv)
         return found
 
     def draw(
@@ -85,6 +85,16 @@ class CompiledStep:
         found: tuple[torch.Tensor, torch.Tensor]
         found = self._run(key, self._step.draw, (2,), x, logits_LV, last_ids, grammar_LW)
         return found
+
+    @property
+    def foretell(self) -> Callable[..., Any] | None:
+        """As `StepFunction.foretell`."""
+        return self._foretell if self._step.foretell else None
+
+    def _foretell(self, w: Weights, x: StepInput, carry: Carry, *tables: Any) -> Any:
+        function = self._step.foretell
+        assert function is not None
+        return self._run(_key("foretell", x), function, (4, 5), w, _shapes_alone(x), carry, *tables)
 
     def report(self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor) -> Reported | None:
         if x.extras is None or x.extras.num_logprobs is None:
@@ -113,15 +123,25 @@ class CompiledStep:
             raise
 
 
+def _key(half: str, x: StepInput) -> tuple[Any, ...]:
+    return half, x.key.tokens, x.key.seqs, x.key.blocks, x.key.logits
+
+
+def _shapes_alone(x: StepInput) -> StepInput:
+    """Without what is of one step alone."""
+    return replace(x, host=None, extras=None)
+
+
 def warm_up(
     step: CompiledStep,
     packer: Packer,
     weights: Weights,
     last_ids: torch.Tensor,
+    scratch: torch.Tensor,
     kv: list[list[Planes]],
     progress: Callable[[int, int], None],
-) -> tuple[torch.Tensor, list[list[Planes]]]:
-    """Run every shape there can be, on padding. Returns last_ids and kv, as they are afterwards.
+) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
+    """Run every shape there can be, on padding. Returns last_ids, scratch and kv, as they are afterwards.
 
     progress   called with shapes done and shapes in all
     """
@@ -129,7 +149,10 @@ def warm_up(
     drawn: set[int] = set()
     for done, key in enumerate(keys):
         progress(done, len(keys))
-        logits_LV, _, kv = step.forward(weights, packer.padding(key), last_ids, kv)
+        padding = packer.padding(key)
+        logits_LV, _, carry, kv = step.forward(weights, padding, last_ids, kv)
+        if step.foretell:
+            _, scratch, kv = step.foretell(weights, padding, carry, last_ids, scratch, kv)
         if key.logits in drawn:
             continue
         drawn.add(key.logits)
@@ -140,7 +163,7 @@ def warm_up(
                 step.report(x, logits_LV, last_ids)
     progress(len(keys), len(keys))
     step.compiles.is_warm = bool(keys)
-    return last_ids, kv
+    return last_ids, scratch, kv
 
 
 def _draws(packer: Packer, key: ShapeKey) -> Iterator[DrawInput]:

@@ -174,7 +174,8 @@ def open_executor(
     loaded: list[Loaded] = []
 
     def open_rank() -> Runner:
-        from core.engine.build import assemble, open_runner
+        from core.engine.build import assemble
+        from core.engine.load_runner import open_runner
 
         ranks = others.join() if others else None
         assembly = assemble(config, ranks, tap)

@@ -46,6 +46,7 @@ class Flight:
     hidden      rows of hidden states, from the first to the last that is wanted
     embeds      which draws' rows those are that are wanted
     beside      None where nothing was transferred meanwhile
+    foretold    per draft layer: ids after each draw
     """
 
     transfers: Transfers
@@ -59,6 +60,7 @@ class Flight:
     hidden: torch.Tensor | None = None
     embeds: list[int] = field(default_factory=list)
     beside: Beside | None = None
+    foretold: list[torch.Tensor] = field(default_factory=list)
 
     @torch.inference_mode()
     def output(self) -> StepOutput:
@@ -70,7 +72,9 @@ class Flight:
             self.transfers.wait_oldest()
         ids = self.ids[: self.num_ids].tolist()
         logprobs, prompt_logprobs = self._logprobs()
-        return StepOutput(ids, logprobs, prompt_logprobs, self._hidden_states(), self.transfers.poll(), late)
+        foretold = [list(ahead) for ahead in zip(*(f[: self.num_ids].tolist() for f in self.foretold), strict=True)]
+        hidden = self._hidden_states()
+        return StepOutput(ids, logprobs, prompt_logprobs, hidden, self.transfers.poll(), late, foretold)
 
     def _is_late(self) -> bool | None:
         """Whether transfers are under way when the step has computed: what it drew comes after them, then."""

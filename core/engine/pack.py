@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from core.engine.step import StepPlan
 from core.errors import DeviceError
 from core.plugin.device import Device, Event
 from core.plugin.facts import ShapePolicy
+
+Words = TypeVar("Words", Ints, torch.Tensor)
 
 
 class ShapeKey(NamedTuple):
@@ -65,6 +67,20 @@ class DrawInput:
 
 
 @dataclass(frozen=True)
+class AheadInput:
+    """Where draft layer k finds the id k tokens after each token; all int32 of T.
+
+    known   per layer: the id, where a chunk of a prompt ends
+    shift   the next token of the same sequence: the id is what the layer before had there; 0: it is not
+    rows    row of the table of ids drawn, or for later layers of those that the layer before foretold; 0: neither
+    """
+
+    known: tuple[torch.Tensor, ...]
+    shift: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
 class StepInput:
     """Tensors of a step on the device; int32 unless said.
 
@@ -89,6 +105,7 @@ class StepInput:
     block_tables: tuple[torch.Tensor, ...]  # per g: S, B
     host: HostLengths | None  # None for a compiled step: it is not of one step alone
     extras: Extras | None  # what only some requests ask of their draws
+    ahead: AheadInput | None  # for draft layers
 
     @property
     def draws(self) -> DrawInput:
@@ -116,8 +133,11 @@ class Packer:
         max_blocks: int,
         sets: int,
         vocab_size: int,
+        num_ahead: int = 0,
     ) -> None:
+        """num_ahead   draft layers that there are"""
         self._device = device
+        self._num_ahead = num_ahead
         self._rows = rows
         self._page = page_tokens
         self._shapes = shapes
@@ -127,7 +147,7 @@ class Packer:
             _up(max_blocks, shapes.blocks, "blocks"), _up(max_logits, shapes.seqs, "sequences"), False, FULL_SORT,
         )  # fmt: skip
         self.max_logits = largest.logits
-        words = sum(size for _, size in _fields(largest, len(rows.tables)))
+        words = sum(size for _, size in _fields(largest, len(rows.tables), num_ahead))
         self._host = [device.host_empty((words,), torch.int32) for _ in range(sets)]
         self._words = [h.numpy() for h in self._host]
         self._on_device = device.empty((words,), torch.int32, where)
@@ -162,12 +182,13 @@ class Packer:
         turn = self._turn
         self._turn = (turn + 1) % len(self._host)
         self._copied[turn].synchronize()
-        words = sum(size for _, size in _fields(key, len(self._rows.tables)))
-        batch.fill(_views(self._words[turn], key, len(self._rows.tables)), key.seqs, key.blocks)
+        fields = _fields(key, len(self._rows.tables), self._num_ahead)
+        words = sum(size for _, size in fields)
+        batch.fill(_views(self._words[turn], fields), key.seqs, key.blocks, self._num_ahead)
         self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
         self._copied[turn].wait()
         extras = self._extras.pack(batch, key.logits, masked)
-        return _step_input(self._on_device, key, len(self._rows.tables), batch, extras)
+        return _step_input(_views(self._on_device, fields), key, len(self._rows.tables), batch, extras)
 
     def grammar_mask(self, draws: list[int], words: bytes, key: ShapeKey) -> torch.Tensor:
         """The masks of a plan's masked draws on the device, from the message that followed the plan."""
@@ -203,7 +224,7 @@ def _up(size: int, buckets: Sequence[int], what: str) -> int:
     raise DeviceError(f"{size} {what} in a step: the device takes at most {buckets[-1]}")
 
 
-def _fields(key: ShapeKey, num_groups: int) -> list[tuple[str, int]]:
+def _fields(key: ShapeKey, num_groups: int, num_ahead: int) -> list[tuple[str, int]]:
     """Name and size in words of each part of the buffer, in order."""
     T, S, B, L = key.tokens, key.seqs, key.blocks, key.logits
     # What drawing reads comes first: its place then follows from the number of logit rows alone.
@@ -212,31 +233,31 @@ def _fields(key: ShapeKey, num_groups: int) -> list[tuple[str, int]]:
     parts += [("token_ids", T), ("positions", T), ("source_rows", T)]
     for g in range(num_groups):
         parts += [(f"slots{g}", T), (f"block_table{g}", S * B)]
+    if num_ahead:
+        parts += [("ahead_rows", T), ("shift_rows", T), *((f"known{k}", T) for k in range(num_ahead))]
     return parts
 
 
-def _views(words: Ints, key: ShapeKey, num_groups: int) -> dict[str, Ints]:
+def _views(words: Words, fields: list[tuple[str, int]]) -> dict[str, Words]:
     views, start = {}, 0
-    for name, size in _fields(key, num_groups):
+    for name, size in fields:
         views[name] = words[start : start + size]
         start += size
     return views
 
 
 def _step_input(
-    words: torch.Tensor, key: ShapeKey, num_groups: int, batch: Columns, extras: Extras | None
+    views: dict[str, torch.Tensor], key: ShapeKey, num_groups: int, batch: Columns, extras: Extras | None
 ) -> StepInput:
-    views, start = {}, 0
-    for name, size in _fields(key, num_groups):
-        views[name] = words[start : start + size]
-        start += size
+    known = tuple(views.pop(name) for name in [name for name in views if name.startswith("known")])
+    ahead = AheadInput(known, views.pop("shift_rows"), views.pop("ahead_rows")) if known else None
     slots = tuple(views.pop(f"slots{g}") for g in range(num_groups))
     tables = tuple(views.pop(f"block_table{g}").view(key.seqs, key.blocks) for g in range(num_groups))
     views["seed"] = views["seed"].view(key.logits, 2)
     for name in ("temperature", "top_p"):
         views[name] = views[name].view(torch.float32)
     host = HostLengths(_padded(batch.counts, key.seqs), _padded(batch.kv_lens, key.seqs), exact=True)
-    return StepInput(key=key, slots=slots, block_tables=tables, host=host, extras=extras, **views)
+    return StepInput(key=key, slots=slots, block_tables=tables, host=host, extras=extras, ahead=ahead, **views)
 
 
 def _padded(values: Ints, size: int) -> Ints:

@@ -7,7 +7,8 @@ import sys
 
 import msgspec
 
-from core.engine.build import assemble, open_runner
+from core.engine.build import assemble
+from core.engine.load_runner import open_runner
 from core.engine.ranks import Joining, join, read
 from core.engine.step import StepDropped, StepPlan
 from core.errors import CoreError

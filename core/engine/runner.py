@@ -6,106 +6,21 @@ Owns nothing of scheduling: it sees plans and answers with ids. Everything here 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import torch
 
 from core.engine.canonical import Canonical
 from core.engine.compiled import CompiledStep, Compiles, warm_up
 from core.engine.flight import Beside, Flight, Reported, Wanted
-from core.engine.pack import DrawInput, Packer, StepInput
+from core.engine.foretell import Carry
+from core.engine.pack import Packer, StepInput
 from core.engine.rows import Rows
 from core.engine.step import StepDropped, StepPlan
+from core.engine.step_function import StepFunction
 from core.engine.transfers import Transfers
-from core.kernels.bind import KernelSet
-from core.kv.groups import KVGroup
-from core.model.layers import Model, Planes, Weights
+from core.model.layers import Planes, Weights
 from core.plan import Plan
 from core.plugin.device import Device, Event
-from core.plugin.facts import Need
-
-
-class StepFunction:
-    """The static form of a step: tensors in, tensors out, arithmetic only in kernels.
-
-    It has two halves, so that the second one may wait for masks, and be made for shapes of its own:
-    forward(weights, input, last_ids, kv) -> (logits_LV, hidden_LE, kv), and
-    draw(draws of the input, logits_LV, last_ids) -> (ids_L, last_ids_R).
-    """
-
-    def __init__(
-        self, model: Model, kernels: KernelSet, groups: tuple[KVGroup, ...], plan: Plan, process_group: Any
-    ) -> None:
-        need = Need(dtype=plan.dtype)
-        self._model = model
-        rows = ("take_ids", "put_ids", "sample", "add_bias", "penalize", "apply_mask", "min_p", "logprobs_topk")
-        self._kernels = {row: kernels.bind(row, need) for row in rows}
-        # Ranks draw from the same logits; that they agree is made certain, not assumed.
-        self._share = kernels.bind("broadcast", need, group=process_group, source=0) if process_group else None
-        self._plans = [
-            kernels.bind(
-                "attn_plan",
-                Need(dtype=plan.dtype, head_size=g.head_size, page_tokens=plan.page_tokens),
-                page_tokens=plan.page_tokens,
-                window=g.retain,
-            )
-            for g in groups
-        ]
-
-    def forward(
-        self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
-    ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
-        """Everything up to the logits."""
-        ids_T = self._kernels["take_ids"](x.token_ids, x.source_rows, last_ids)
-        plans = [
-            plan(x.query_starts, x.kv_lens, table, num_tokens=x.key.tokens, host=x.host)
-            for plan, table in zip(self._plans, x.block_tables, strict=True)
-        ]
-        return self._model(w, ids_T, x, plans, kv)
-
-    def draw(
-        self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids drawn, and last_ids with them; grammar_LW has bits of what grammars allow."""
-        ids_L = self._kernels["sample"](
-            self._shaped(logits_LV, x, grammar_LW),
-            x.temperature,
-            x.top_k,
-            x.top_p,
-            x.seed,
-            x.counter,
-            greedy=x.greedy,
-            top_k_max=x.top_k_max,
-        )
-        if self._share:
-            ids_L = self._share(ids_L)
-        return ids_L, self._kernels["put_ids"](last_ids, x.output_rows, ids_L)
-
-    def _shaped(self, logits_LV: torch.Tensor, x: DrawInput, grammar_LW: torch.Tensor | None) -> torch.Tensor:
-        """The logits to draw from: the model's, after what requests ask for. The model's own are left as they are."""
-        e = x.extras
-        if e and e.bias:
-            logits_LV = self._kernels["add_bias"](logits_LV, *e.bias)
-        if e and e.penalties:
-            logits_LV = self._kernels["penalize"](logits_LV, *e.penalties)
-        for mask_LW in (e.mask if e else None, grammar_LW):
-            if mask_LW is not None:
-                logits_LV = self._kernels["apply_mask"](logits_LV, mask_LW)
-        if e and e.min_p is not None:
-            logits_LV = self._kernels["min_p"](logits_LV, x.temperature, e.min_p)
-        return logits_LV
-
-    def report(self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor) -> Reported | None:
-        """Log-probabilities after a step, where its requests want some."""
-        e = x.extras
-        if e is None or e.num_logprobs is None:
-            return None
-        # Rows that were drawn from report what was drawn; rows that score have output row 0 and keep their target.
-        tokens_L = self._kernels["take_ids"](e.targets, x.output_rows, last_ids)
-        top = partial(self._kernels["logprobs_topk"], logits_LV, k=e.num_logprobs)
-        named = [] if e.named is None else [top(ids_L)[0] for ids_L in e.named.unbind(1)]
-        return (*top(tokens_L), *named)
 
 
 class Runner:
@@ -151,12 +66,14 @@ class Runner:
             max_blocks=max_blocks,
             sets=sets,
             vocab_size=vocab_size,
+            num_ahead=step.foretell.num_layers if step.foretell else 0,
         )
         self.pack = self._packer.pack  # a call that a profile may wrap
         self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped
         num_beside = self._packer.max_logits if plan.speculative else 0  # rows for what is drawn beside drafts
-        last_ids = torch.zeros(num_rows + num_beside, dtype=torch.int32, device=where)
-        self._last_ids = device.keep(last_ids) if self._compiled else last_ids
+        keep: Callable[[torch.Tensor], torch.Tensor] = device.keep if self._compiled else lambda table: table
+        size = num_rows + num_beside
+        self._last_ids, self._scratch = (keep(torch.zeros(size, dtype=torch.int32, device=where)) for _ in range(2))
         self._ids = [device.host_empty((self._packer.max_logits,), torch.int32) for _ in range(sets)]
         self._turn = 0
 
@@ -168,7 +85,7 @@ class Runner:
         self.transfers.start(plan, self.kv)
         if x is None:
             return Flight(self.transfers, plan.waits)
-        logits_LV, hidden_LE, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
+        logits_LV, hidden_LE, carry, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         ids_L, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         beside = Beside(self.transfers.started, self._device.record()) if self.transfers.under_way else None
         host = self._ids[self._turn]
@@ -183,8 +100,18 @@ class Runner:
             reported = tuple(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device)
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
         hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
+        foretold = self._foretell(x, carry, arrived) if carry else []
         drawn = host, plan.num_draws, arrived
-        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds, beside)
+        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds, beside, foretold)
+
+    def _foretell(self, x: StepInput, carry: Carry, arrived: list[Event]) -> list[torch.Tensor]:
+        """Let the draft layers follow, and start copying what they foretell."""
+        assert self._step.foretell
+        tables = self._last_ids, self._scratch, self.kv
+        foretold, self._scratch, self.kv = self._step.foretell(self.weights, x, carry, *tables)
+        hosts = [self._device.host_empty(tuple(ids_L.shape), torch.int32) for ids_L in foretold]
+        arrived += [self._device.d2h(host, ids_L) for host, ids_L in zip(hosts, foretold, strict=True)]
+        return hosts
 
     def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
         """Start copying the rows of these draws, and of those between: one copy, and few rows more."""
@@ -223,9 +150,9 @@ class Runner:
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """On a device that compiles, compile every shape there can be; `progress` gets shapes done, and in all."""
         if self._compiled:
-            state = self.weights, self._last_ids, self.kv
+            state = self.weights, self._last_ids, self._scratch, self.kv
             tell = progress or (lambda done, total: None)
-            self._last_ids, self.kv = warm_up(self._compiled, self._packer, *state, tell)
+            self._last_ids, self._scratch, self.kv = warm_up(self._compiled, self._packer, *state, tell)
             self._device.synchronize()
 
     @property
@@ -263,7 +190,7 @@ class Runner:
         """
         self._rows.apply(plan)
         x = self.pack(plan)
-        logits_LV, _, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
+        logits_LV, _, _, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         _, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         host_LV = self._device.host_empty(tuple(logits_LV.shape), logits_LV.dtype)
         self._device.d2h(host_LV, logits_LV).synchronize()

@@ -247,12 +247,14 @@ class Scheduler(Roster):
         flight = self._flights.popleft()
         if self.drafting and flight.num_tokens:
             self.drafting.learn_time(flight.num_tokens, self._took_s(flight))
-        for item, drawn, logprobs in retire(flight.items, output):
+        for item, drawn, logprobs, foretold in retire(flight.items, output):
             seq = item.seq
             if self.drafting and seq.drafter and drawn:
                 self.drafting.learn(seq.drafter, item.num_draws - 1, len(drawn) - 1)
             if seq.status is not Status.FINISHED:
                 outputs += self._advance(seq, drawn, logprobs)
+            if seq.drafter and foretold:
+                seq.drafter.hear(foretold)
             if seq in self._leaving and not seq.num_scheduled:
                 self._leaving.remove(seq)
                 self._vacate(seq)

@@ -108,6 +108,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     ids              per draw of the plan, in order; -1 where the logits were not numbers
     logprobs         per draw; None where the request asked for none; empty when none did
     prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
+    foretold         per draw: ids that draft layers foretell to follow it; empty without such layers
     hidden           per entry of the plan's `embeds`: the hidden state after the last norm, float32, little-endian
     transferred      number of the last transfer that is complete, and with it all before; 0: none
     late             whether a transfer started with the step or before was still under way when it had computed; None:
@@ -120,3 +121,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     hidden: list[bytes] = msgspec.field(default_factory=list)
     transferred: int = 0
     late: bool | None = None
+    foretold: list[list[int]] = msgspec.field(default_factory=list)

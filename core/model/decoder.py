@@ -183,6 +183,24 @@ class Decoder:
     def __call__(
         self, w: Weights, ids_T: torch.Tensor, step: StepView, plans: Sequence[Any], kv: list[list[Planes]]
     ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
+        x_TE, sum_TE, planes = self._states(w, ids_T, step, plans, kv)
+        x_LE, sum_LE = self._rows(x_TE, step.logit_rows), self._rows(sum_TE, step.logit_rows)
+        hidden_LE, _ = self._norm(w, x_LE, sum_LE)
+        return self._logits(w, hidden_LE), hidden_LE, planes
+
+    def all_states(
+        self, w: Weights, ids_T: torch.Tensor, step: StepView, plans: Sequence[Any], kv: list[list[Planes]]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[list[Planes]]]:
+        """As a call; before the KV planes, also the normed hidden states of all tokens."""
+        x_TE, sum_TE, planes = self._states(w, ids_T, step, plans, kv)
+        hidden_TE, _ = self._norm(w, x_TE, sum_TE)
+        hidden_LE = self._rows(hidden_TE, step.logit_rows)
+        return self._logits(w, hidden_LE), hidden_LE, hidden_TE, planes
+
+    def _states(
+        self, w: Weights, ids_T: torch.Tensor, step: StepView, plans: Sequence[Any], kv: list[list[Planes]]
+    ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]]]:
+        """What the last layer gives, and the sum it is to be added to."""
         sum_TE = self.embed(w, ids_T)
         cos_sin_TF = [rope(w, step.positions) for rope in self.ropes]
         planes = [list(group) for group in kv]
@@ -195,7 +213,8 @@ class Decoder:
             )
             x_TE, sum_TE = layer.mlp_norm(w, x_TE, sum_TE)
             x_TE = layer.mlp(w, x_TE)
-        x_LE, sum_LE = self._rows(x_TE, step.logit_rows), self._rows(sum_TE, step.logit_rows)
-        hidden_LE, _ = self._norm(w, x_LE, sum_LE)
+        return x_TE, sum_TE, planes
+
+    def _logits(self, w: Weights, hidden_LE: torch.Tensor) -> torch.Tensor:
         logits_LV = self.head(w, hidden_LE)
-        return self.finish(w, logits_LV) if self.finish else logits_LV, hidden_LE, planes
+        return self.finish(w, logits_LV) if self.finish else logits_LV

@@ -18,10 +18,11 @@ Legend as in `core.model.layers`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError
-from core.kv.groups import KVGroup
+from core.kv.groups import KVGroup, Place
 from core.model.decoder import LAYERS, Decoder, Parts
 from core.model.decoder_config import DecoderConfig
 from core.model.layers import Builder, Head, Model, Planes, Weights
@@ -51,6 +52,15 @@ def check_family(model: Model) -> Decoder:
 def tensor_prefix(config: DecoderConfig, number: int) -> str:
     """What the checkpoint's names of draft layer `number` (from 1) begin with."""
     return f"{LAYERS}.{config.num_layers + number - 1}."
+
+
+def with_draft_layers(config: DecoderConfig, num: int) -> tuple[tuple[KVGroup, ...], Place]:
+    """The model's KV groups, one of them with so many draft layers more; and the place of the first of these."""
+    place = config.places[block_like(config)]
+    groups = list(config.kv_groups)
+    group = groups[place.group]
+    groups[place.group] = replace(group, num_layers=group.num_layers + num, lookahead=num)
+    return tuple(groups), Place(place.group, group.num_layers)
 
 
 class DraftLayer:

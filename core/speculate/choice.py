@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from core.errors import ConfigError
+from core.speculate.card import read_card
 from core.speculate.drafting import Drafting
 from core.speculate.lengths import Lengths
 from core.speculate.ngram import NgramDrafter
 
 MAX_DRAFTS, MAX_NGRAM = 32, 16
-_FORM = re.compile(r"ngram(?::(\d+)(?::(\d+)-(\d+))?)?")
+_NGRAM = re.compile(r"ngram(?::(\d+)(?::(\d+)-(\d+))?)?")
+_HEADS = re.compile(r"mtp:(.+?)(?::(\d+))?")
 
 
-class Speculation(NamedTuple):
+class NgramChoice(NamedTuple):
     """N-gram drafts: at most so many in a step, after runs of `least` to `most` ids that were seen before."""
 
     max_drafts: int = 8
@@ -28,12 +31,35 @@ class Speculation(NamedTuple):
         return Drafting(lambda: NgramDrafter(self.least, self.most), self.max_drafts, Lengths())
 
 
+class HeadsChoice(NamedTuple):
+    """Drafts by the draft layers in a folder, one by each."""
+
+    path: str
+    max_drafts: int
+
+    def __str__(self) -> str:
+        return f"mtp:{self.path}:{self.max_drafts}"
+
+    def open(self) -> Drafting:
+        return Drafting(lambda: None, self.max_drafts, Lengths())
+
+
+Speculation: TypeAlias = NgramChoice | HeadsChoice
+
+
 def parse_speculative(text: str) -> Speculation:
     """Raises: ConfigError for what names no drafter, or a number that makes no sense."""
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise ConfigError(f"speculative is {text!r}: give ngram, ngram:DRAFTS or ngram:DRAFTS:MIN-MAX, as ngram:8:2-4")
-    asked = Speculation(*(int(number) for number in found.groups() if number is not None))
+    if found := _NGRAM.fullmatch(text):
+        return _check_ngram(NgramChoice(*(int(number) for number in found.groups() if number is not None)))
+    if found := _HEADS.fullmatch(text):
+        return _choose_heads(*found.groups())
+    raise ConfigError(
+        f"speculative is {text!r}: give ngram, ngram:DRAFTS or ngram:DRAFTS:MIN-MAX, as ngram:8:2-4; or mtp:PATH or "
+        "mtp:PATH:DRAFTS, with a folder that core train-mtp wrote"
+    )
+
+
+def _check_ngram(asked: NgramChoice) -> NgramChoice:
     if not 1 <= asked.max_drafts <= MAX_DRAFTS:
         raise ConfigError(f"speculative asks for {asked.max_drafts} drafts: it must be 1 to {MAX_DRAFTS}")
     if not 1 <= asked.least <= asked.most <= MAX_NGRAM:
@@ -41,4 +67,12 @@ def parse_speculative(text: str) -> Speculation:
             f"speculative asks for runs of {asked.least}-{asked.most} ids: they must be 1 to {MAX_NGRAM} ids long, and "
             "the first number at most the second"
         )
+    return asked
+
+
+def _choose_heads(path: str, num_drafts: str | None) -> HeadsChoice:
+    num_layers = read_card(Path(path)).num_layers
+    asked = HeadsChoice(path, num_layers if num_drafts is None else int(num_drafts))
+    if not 1 <= asked.max_drafts <= num_layers:
+        raise ConfigError(f"speculative asks for {asked.max_drafts} drafts: {path} has {num_layers} draft layers")
     return asked

@@ -34,14 +34,22 @@ def num_accepted(drafts: Sequence[int], drawn: Sequence[int]) -> int:
 
 
 class SequenceDrafts:
-    """A sequence's drafter, and what came of its drafts."""
+    """A sequence's drafter, or else what the device foretells of it, and what came of its drafts."""
 
-    def __init__(self, drafter: Drafter, token_ids: Sequence[int]) -> None:
+    def __init__(self, drafter: Drafter | None, token_ids: Sequence[int]) -> None:
         """`token_ids` is the list that the sequence adds to."""
         self._drafter, self._token_ids = drafter, token_ids
+        self._foretold: Sequence[int] = ()
+        self._foretold_at = 0  # how many ids were known then
         self.record = Record()
 
+    def hear(self, foretold: Sequence[int]) -> None:
+        """The device foretells these ids, after all that are known now."""
+        self._foretold, self._foretold_at = foretold, len(self._token_ids)
+
     def propose(self, num: int) -> list[int]:
+        if self._drafter is None:
+            return list(self._foretold[:num]) if self._foretold_at == len(self._token_ids) else []
         return self._drafter.propose(self._token_ids, num) if num > 0 else []
 
 
@@ -57,14 +65,16 @@ class DraftCounts:
 class Drafting:
     """What drafts for the sequences of one engine.
 
-    open_drafter   for each sequence
+    open_drafter   for each sequence; it gives None where the device foretells ids
     max_drafts     of a sequence in a step
     lengths        decides how many pay; None: all that are proposed are computed
 
     counts         for people
     """
 
-    def __init__(self, open_drafter: Callable[[], Drafter], max_drafts: int, lengths: Lengths | None = None) -> None:
+    def __init__(
+        self, open_drafter: Callable[[], Drafter | None], max_drafts: int, lengths: Lengths | None = None
+    ) -> None:
         self._open_drafter = open_drafter
         self.max_drafts, self.lengths = max_drafts, lengths
         self.counts = DraftCounts([0] * max_drafts)

@@ -72,7 +72,11 @@ def engine_config(
         str | None, typer.Option(metavar="ENDPOINT", help="Publish changes of the prefix cache: tcp://127.0.0.1:5557.")
     ] = None,
     speculative: Annotated[
-        str | None, typer.Option(metavar="DRAFTER", help="Guess ids ahead: ngram, ngram:DRAFTS, ngram:DRAFTS:MIN-MAX.")
+        str | None,
+        typer.Option(
+            metavar="DRAFTER",
+            help="Guess ids ahead: ngram[:DRAFTS[:MIN-MAX]], or mtp:PATH[:DRAFTS] with what core train-mtp wrote.",
+        ),
     ] = None,
     profile: Annotated[str | None, typer.Option(metavar="PATH", help="Write a trace of steps and kernels.")] = None,
 ) -> "EngineConfig":

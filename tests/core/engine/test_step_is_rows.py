@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from core.config import EngineConfig
 from core.engine.engine import Engine
 from core.engine.front import Front
-from core.engine.runner import StepFunction
+from core.engine.step_function import StepFunction
 from core.model.layers import GatedMLP
 from core.request import SamplingParams, Structured
 from tests.plugins import BARE_PLUGIN, install_hostile, install_plugin

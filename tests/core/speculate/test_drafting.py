@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from core.errors import ConfigError
 from core.kernels.reference.sampling import spec_verify
-from core.speculate.choice import Speculation, parse_speculative
+from core.speculate.choice import NgramChoice, parse_speculative
 from core.speculate.drafting import Drafting, num_accepted
 from core.speculate.lengths import EXPECTED, Lengths, Record
 from core.speculate.ngram import NgramDrafter
@@ -61,12 +61,12 @@ def test_acceptance_is_that_of_the_row(drafts: list[int], data: st.DataObject) -
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("ngram", Speculation(8, 2, 4)),
-        ("ngram:3", Speculation(3, 2, 4)),
-        ("ngram:32:1-16", Speculation(32, 1, 16)),
+        ("ngram", NgramChoice(8, 2, 4)),
+        ("ngram:3", NgramChoice(3, 2, 4)),
+        ("ngram:32:1-16", NgramChoice(32, 1, 16)),
     ],
 )
-def test_what_may_be_asked_for(text: str, wanted: Speculation) -> None:
+def test_what_may_be_asked_for(text: str, wanted: NgramChoice) -> None:
     assert parse_speculative(text) == wanted
     assert parse_speculative(str(wanted)) == wanted
 

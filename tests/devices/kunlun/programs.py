@@ -22,7 +22,7 @@ from core.engine.build import describe
 ROOT = Path(__file__).parents[3]
 COUNTS = (
     "num_preemptions", "num_swapped", "num_pages_swapped_out", "num_pages_swapped_in", "num_compiles",
-    "num_late_compiles",
+    "num_late_compiles", "num_draft_tokens", "num_accepted_tokens",
 )  # fmt: skip
 
 

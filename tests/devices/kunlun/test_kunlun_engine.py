@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from core import LLM, KVEntries, RequestOutput
+from tests.core.speculate.random_heads import write_heads
 from tests.devices.kunlun.programs import greedy, run
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -165,6 +166,22 @@ def test_swapping_hardly_delays_steps(make_llama: Callable[..., Path], pcie: str
     steps_s, copies_s = times["compute_s"] + times["hbm_s"], times["h2d_s"] + times["d2h_s"]
     assert share[0] < copies_s / steps_s < share[1]
     assert times["all_s"] <= 1.15 * max(steps_s, copies_s)
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("drafter", ["ngram", "mtp"])
+def test_drafts_change_nothing(make_llama: Callable[..., Path], tmp_path: Path, drafter: str, graphs: bool) -> None:
+    """Prompts that repeat themselves; and draft layers with random weights, which are hardly ever right."""
+    model, rng = make_llama(head_dim=32), random.Random(2)
+    waves = [[rng.choices(range(3, 384), k=7) * 3 for _ in range(6)] for _ in SCHEDULES]
+    asked = f"mtp:{write_heads(tmp_path / 'heads', model, 2)}" if drafter == "mtp" else "ngram:4"
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 60}
+    more = {"waves": waves, "schedules": SCHEDULES, "num": 24, "speculative": asked}
+    told = run("texts", "memory_mib=64", graphs=graphs, model=str(model), **more, **options)
+    check_tiny(model, told, waves, 24, **options)
+    assert told["num_draft_tokens"] > 0
+    assert told["num_accepted_tokens"] > 0 or drafter == "mtp"
+    assert told["num_late_compiles"] == 0
 
 
 def test_two_chips_share_a_model(make_llama: Callable[..., Path]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.kernels.table import TABLE
 from core.request import Structured
+from tests.core.speculate.random_heads import write_heads
 from tests.devices.xla.ways import counter_of_compilations, through_jax
 
 pytestmark = pytest.mark.heavy
@@ -75,6 +76,25 @@ def test_tiny_text_is_that_of_the_cpu_device(tiny_llama_dir: Path, depth: int) -
     assert sum(len(sure(output, 1e-3)) for output in wanted) > 0.8 * 20 * len(prompts)
     assert found[1][0].num_cached >= 256
     assert snapshot.num_preemptions > 0
+    assert snapshot.num_late_compiles == 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "mtp"])
+def test_drafts_change_nothing(tiny_llama_dir: Path, tmp_path: Path, drafter: str) -> None:
+    """Nor is anything compiled for them while requests wait; draft layers have random weights."""
+    rng = random.Random(2)
+    prompts = [rng.choices(range(3, 384), k=7) * 3 for _ in range(9)]
+    asked = f"mtp:{write_heads(tmp_path / 'heads', tiny_llama_dir, 2)}" if drafter == "mtp" else "ngram:4"
+    options: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 60, "max_model_len": 512, "device": "xla"}
+    with LLM(str(tiny_llama_dir), **options) as llm:
+        wanted = llm.generate(prompts, greedy(60, logprobs=2))
+    with LLM(str(tiny_llama_dir), speculative=asked, **options) as llm:
+        found = llm.generate(prompts, greedy(60))
+        snapshot = llm.engine.inspect()
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.token_ids[: len(sure(theirs, 1e-3))] == sure(theirs, 1e-3)
+    assert snapshot.num_draft_tokens > 0
+    assert snapshot.num_accepted_tokens > 0 or drafter == "mtp"
     assert snapshot.num_late_compiles == 0
 
 

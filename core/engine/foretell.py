@@ -1,0 +1,85 @@
+"""Draft layers at work: after each draw of a step, the ids that may follow it.
+
+Owns which id each draft layer is given for each token, and which ids it foretells; where drafts are checked and whether
+they pay is the scheduler's affair (`core.speculate.drafting`).
+
+Every token of a step passes through every draft layer, so that their cache has an entry for each. Layer k is given the
+token k places ahead: of a prompt it is known, after a draw it is what was drawn, and further on what the layer before
+foretold. A cache entry that rests on a wrong draft stays as it is, and so does one at the end of a page that another
+sequence shares and continues otherwise: that may spoil a draft, and never an id, because drafts are checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from core.engine.pack import StepInput
+from core.kernels.bind import KernelSet
+from core.kv.groups import KVGroup, Place
+from core.model.layers import Planes, Weights
+from core.model.mtp import DraftHeads
+from core.plan import Plan
+from core.plugin.facts import Need
+from core.speculate.heads import DRAFT_IDS
+
+Carry = tuple[torch.Tensor, torch.Tensor]
+"""Of all tokens of a step: ids_T, and hidden_TE as the model's head is given it."""
+
+
+class Foretell:
+    """The layers of `heads`, the first of which has its cache at `place`."""
+
+    def __init__(
+        self, heads: DraftHeads, place: Place, kernels: KernelSet, groups: tuple[KVGroup, ...], plan: Plan
+    ) -> None:
+        need = Need(dtype=plan.dtype)
+        group = groups[place.group]
+        self._heads, self._place = heads, place
+        self._take, self._put = kernels.bind("take_ids", need), kernels.bind("put_ids", need)
+        self._rows, self._sample = kernels.bind("gather_rows", need), kernels.bind("sample", need)
+        self._plan = kernels.bind(
+            "attn_plan",
+            Need(dtype=plan.dtype, head_size=group.head_size, page_tokens=plan.page_tokens),
+            page_tokens=plan.page_tokens,
+            window=group.retain,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._heads.layers)
+
+    def __call__(
+        self,
+        w: Weights,
+        x: StepInput,
+        carry: Carry,
+        last_ids: torch.Tensor,
+        scratch: torch.Tensor,
+        kv: list[list[Planes]],
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, list[list[Planes]]]:
+        """Ids [L] that each layer foretells after each row of logits, the scratch table, and the KV planes.
+
+        w          has the draft vocabulary as `DRAFT_IDS`
+        last_ids   with what this step drew
+        scratch    a table of that size, written over
+        """
+        assert x.ahead is not None
+        g, first = self._place
+        plan = self._plan(x.query_starts, x.kv_lens, x.block_tables[g], num_tokens=x.key.tokens, host=x.host)
+        planes = [list(group) for group in kv]
+        (ids_T, hidden_TE), table, foretold = carry, last_ids, []
+        for layer, known_T, at in zip(self._heads.layers, x.ahead.known, range(first, len(planes[g])), strict=True):
+            ids_T = self._take(self._take(known_T, x.ahead.shift, ids_T), x.ahead.rows, table)
+            hidden_TE, planes[g][at] = layer(w, ids_T, hidden_TE, x.positions, x.slots[g], plan, planes[g][at])
+            foretold.append(self._likeliest(w, x, hidden_TE))
+            table = scratch = self._put(scratch, x.output_rows, foretold[-1])
+        return tuple(foretold), scratch, planes
+
+    def _likeliest(self, w: Weights, x: StepInput, hidden_TE: torch.Tensor) -> Any:
+        logits_LV = self._heads.logits(w, self._rows(hidden_TE, x.logit_rows))
+        limits = x.temperature, x.top_k, x.top_p, x.seed, x.counter
+        places_L = self._sample(logits_LV, *limits, greedy=True, top_k_max=1)
+        ids = w[DRAFT_IDS]
+        return self._take(ids[:1].expand(places_L.shape), places_L, ids)  # place 0 means no place

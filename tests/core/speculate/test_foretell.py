@@ -1,0 +1,143 @@
+"""Draft layers in the engine: what they foretell is what the paper's formulas say, and it changes no id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core import LLM, ConfigError, EngineConfig, SamplingParams
+from core.engine.build import assemble, find_model
+from core.speculate.choice import HeadsChoice, parse_speculative
+from core.speculate.drafting import SequenceDrafts
+from core.speculate.heads import load_heads
+from core.speculate.lengths import Lengths
+from tests.conftest import write_llama
+from tests.core.engine.oracle import reference
+from tests.core.engine.test_drafts import CASES, GREEDY, MIXED, check_same, serve
+from tests.core.model.mtp_twin import Twin
+from tests.core.speculate.random_heads import write_heads
+from tests.models.tiny import read_raw, write_family
+from tests.plugins import install_hostile
+
+NUM_LAYERS = 3
+TIE = 1e-4
+TEXTS = [[7, 300, 2, 91, 5, 5, 64, 210, 33, 8, 120, 17, 250, 77, 9, 41, 3], [250, 1], [88, 14, 6, 90, 31, 200]]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("foretell") / request.param
+    return write_llama(folder) if request.param == "llama" else write_family(folder, request.param)
+
+
+@pytest.fixture
+def all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also drafts that do not pay."""
+    monkeypatch.setattr(Lengths, "choose", lambda self, drafts, *_: [num for _, num in drafts])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("options", [{"pipeline_depth": 0}, {"max_num_batched_tokens": 5}], ids=["whole", "chunks"])
+def test_what_is_foretold(
+    model: Path, options: dict[str, Any], tmp_path: Path, all_tried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After prompts by all layers, and after each draw by the first: later ones may rest on drafts that were wrong."""
+    heard: list[tuple[list[int], list[int]]] = []
+    hear = SequenceDrafts.hear
+
+    def listen(drafts: SequenceDrafts, ids: list[int]) -> None:
+        heard.append((list(drafts._token_ids), ids))
+        hear(drafts, ids)
+
+    monkeypatch.setattr(SequenceDrafts, "hear", listen)
+    heads = write_heads(tmp_path / "heads", model, NUM_LAYERS)
+    few = {"dtype": "float32", "block_size": 16, "num_kv_blocks": 40, "max_model_len": 64, "fallback": "allow"}
+    with LLM(str(model), device="cpu", speculative=f"mtp:{heads}", **few, **options) as llm:
+        llm.generate(TEXTS, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+        seen = llm.engine.inspect()
+    assert seen.num_draft_tokens > 5
+    opened = load_heads(heads, find_model(str(model))[0])
+    names = opened.source.names()
+    twin = Twin({name: opened.source.read(name) for name in names}, read_raw(model), gemma=model.name == "gemma3")
+    ids, oracle = opened.draft_ids, reference(str(model))
+    num_known = 0
+    for text, foretold in heard:
+        hidden = oracle.model(torch.tensor([text[:-1]])).last_hidden_state[0]
+        layers = NUM_LAYERS if text[:-1] in TEXTS else 1
+        ahead = text
+        for k, token in enumerate(foretold[:layers], 1):
+            hidden = twin.layer(f"model.layers.{twin.raw['num_hidden_layers'] + k - 1}.", ahead[k:], hidden)
+            best = twin.logits(hidden[-1], ids).topk(2)
+            if best.values[0] - best.values[1] > TIE:
+                assert token == ids[best.indices[0]]
+                num_known += 1
+            ahead = [*ahead, token]
+    assert num_known > 5 * len(TEXTS)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_greedy(tiny_llama_dir: Path, trained: Path, depth: int, all_tried: None) -> None:
+    plain, _ = serve(tiny_llama_dir, GREEDY)
+    drafted, seen = serve(tiny_llama_dir, GREEDY, speculative=f"mtp:{trained}", pipeline_depth=depth)
+    check_same(drafted, plain)
+    assert min(seen.num_accepted_at) > 0, "layers past the first one, too"
+    assert seen.num_accepted_tokens < seen.num_draft_tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_is_asked(tiny_llama_dir: Path, trained: Path, case: str, all_tried: None) -> None:
+    plain, _ = serve(tiny_llama_dir, MIXED)
+    drafted, seen = serve(tiny_llama_dir, MIXED, speculative=f"mtp:{trained}", **CASES[case])
+    check_same(drafted, plain)
+    assert seen.num_draft_tokens > 5
+    assert (seen.num_preemptions > 0) == ("num_kv_blocks" in CASES[case])
+
+
+@pytest.mark.heavy
+def test_ranks_foretell_together(tiny_llama_dir: Path, trained: Path) -> None:
+    plain, _ = serve(tiny_llama_dir, GREEDY)
+    drafted, seen = serve(
+        tiny_llama_dir, GREEDY, speculative=f"mtp:{trained}", tensor_parallel_size=2, pipeline_depth=1
+    )
+    check_same(drafted, plain)
+    assert seen.num_accepted_tokens > 0
+
+
+def test_on_the_impolite_device(
+    tiny_llama_dir: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, all_tried: None
+) -> None:
+    """INT8 entries, padded shapes, steps that are compiled."""
+    install_hostile(monkeypatch, tmp_path)
+    few = {"device": "hostile", "block_size": 64, "num_kv_blocks": 20, "max_num_seqs": 2}
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    plain, _ = serve(tiny_llama_dir, params, **few)
+    drafted, seen = serve(tiny_llama_dir, params, speculative=f"mtp:{trained}", **few)
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+    assert seen.num_accepted_tokens > 0
+
+
+def test_the_draft_layers_share_the_models_pages(tiny_llama_dir: Path, trained: Path) -> None:
+    config = EngineConfig(model=str(tiny_llama_dir), device="cpu", dtype="float32", speculative=f"mtp:{trained}:1")
+    [group] = assemble(config).groups
+    assert (group.num_layers, group.lookahead) == (4, 1)
+
+
+def test_what_may_be_asked_for(trained: Path) -> None:
+    assert parse_speculative(f"mtp:{trained}") == HeadsChoice(str(trained), 2)
+    assert parse_speculative(f"mtp:{trained}:1") == HeadsChoice(str(trained), 1)
+    assert parse_speculative(str(HeadsChoice(str(trained), 1))).max_drafts == 1
+    for drafts in (0, 3):
+        with pytest.raises(ConfigError, match=f"asks for {drafts} drafts: .* has 2 draft layers"):
+            parse_speculative(f"mtp:{trained}:{drafts}")
+    with pytest.raises(ConfigError, match=r"nowhere has no heads.json: give a folder that `core train-mtp` finished"):
+        parse_speculative("mtp:nowhere")
+
+
+def test_heads_of_another_model_are_refused(trained: Path, tmp_path: Path) -> None:
+    other = write_llama(tmp_path / "other", num_hidden_layers=4)
+    config = EngineConfig(model=str(other), device="cpu", speculative=f"mtp:{trained}")
+    with pytest.raises(ConfigError, match="were trained for"):
+        assemble(config)
