@@ -37,13 +37,13 @@ test: lint
 
 # A process has room for one kind of device that torch has no name of its own for: xla or kunlun, not both.
 test-heavy: $(INSTALLED) $(GEMMA3) $(XLA) $(CHROMIUM) $(CLIENTS) $(SUITE) $(TORCH_XLA)
-	$(BIN)/pytest -m heavy -n 2 --dist loadfile --ignore tests/devices/xla $(ARGS)
-	$(BIN)/pytest -m heavy -n 2 --dist loadfile tests/devices/xla
+	$(BIN)/pytest -m heavy --timeout 900 -n 2 --dist loadfile --ignore tests/devices/xla $(ARGS)
+	$(BIN)/pytest -m heavy --timeout 900 -n 2 --dist loadfile tests/devices/xla
 	$(MAKE) test-torch-xla
 
 test-torch-xla: $(TORCH_XLA)
 	$(TORCH_XLA_PIP) -e .
-	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m heavy tests/devices/xla
+	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m heavy --timeout 900 tests/devices/xla
 	PJRT_DEVICE=CPU .venv/torch-xla/bin/pytest -m "not heavy" -n 2 --dist loadfile tests/test_torch_names.py tests/core \
 		tests/devices/xla
 

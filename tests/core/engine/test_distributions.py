@@ -8,6 +8,7 @@ draws, so the judge can tell.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from core.config import EngineConfig
 from core.engine.engine import Engine
 from core.engine.front import Front
 from core.request import SamplingParams
+from core.speculate.drafting import Drafting
 from tests.core.kernels.reference.draws import chi_square_limit, oracle
 
 NUM_DRAWS = 4096
@@ -96,15 +98,27 @@ ASKED = {
     ),
 }
 
+# Some ids are likely, so that drafts come true now and then, and at each place.
+LIKELY = {"allowed_token_ids": ALLOWED, "logit_bias": {33: 2.5, 90: 2.0}, "max_tokens": 3}
+DRAFTED = {
+    "drafted, cold": Asked(temperature=0.6, **LIKELY),
+    "drafted, top_p": Asked(temperature=1.3, top_p=0.8, **LIKELY),
+    "drafted, min_p": Asked(temperature=1.9, min_p=0.1, **LIKELY),
+}
+NUM_DRAFTED = 100_000
+
 
 class Drawn:
     """An engine, and the exact model."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, num_draws: int = NUM_DRAWS, speculative: str | None = None) -> None:
         from transformers import AutoModelForCausalLM
 
         self._exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
-        config = EngineConfig(model=str(model), device="cpu", dtype="float32", num_kv_blocks=800)
+        self._num_draws = num_draws
+        config = EngineConfig(
+            model=str(model), device="cpu", dtype="float32", num_kv_blocks=800, speculative=speculative
+        )
         self.engine = Engine(config)
         self._front = Front(self.engine.info(), [])
         self.logits_after = cache(self._logits_after)
@@ -117,10 +131,10 @@ class Drawn:
 
     def _counts(self, name: str) -> Counter[Outputs]:
         """How often each output was drawn, over as many seeds as draws."""
-        params: dict[str, Any] = vars(ASKED[name])
+        params: dict[str, Any] = vars({**ASKED, **DRAFTED}[name])
         one = self._front.request(PROMPT, SamplingParams(**params), request_id="")
         ids: dict[str, Outputs] = {}
-        for seed in range(NUM_DRAWS):
+        for seed in range(self._num_draws):
             self.engine.add(msgspec.structs.replace(one, request_id=str(seed), seed=seed))
             ids[str(seed)] = ()
         while self.engine.busy:
@@ -196,3 +210,33 @@ WRONG = [
 def test_a_slightly_wrong_oracle_is_refused(drawn: Drawn, name: str, wrong: dict[str, Any]) -> None:
     asked = Asked(**{**vars(ASKED[name]), **wrong})
     assert drawn.refusal(name, asked) is not None
+
+
+class Guesser:
+    """Any of what is likely, in any order."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+
+    def propose(self, token_ids: list[int], num: int) -> list[int]:
+        return self._random.choices((33, 90, 150), k=num)
+
+
+@pytest.fixture(scope="module")
+def drafted(tiny_llama_dir: Path) -> Iterator[Drawn]:
+    made = Drawn(tiny_llama_dir, NUM_DRAFTED, "ngram:2")
+    made.engine.scheduler.drafting = Drafting(Guesser, 2)
+    yield made
+    made.engine.close()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", DRAFTED)
+def test_drafts_do_not_change_the_distribution(drafted: Drawn, name: str) -> None:
+    """All that may be drawn in three places, and how often."""
+    assert drafted.refusal(name, DRAFTED[name]) is None
+    seen = drafted.engine.inspect()
+    assert min(seen.num_accepted_at) > 500
+    assert seen.num_accepted_tokens < 0.8 * seen.num_draft_tokens
+    warmer = {"temperature": DRAFTED[name].temperature * 1.03}
+    assert drafted.refusal(name, Asked(**{**vars(DRAFTED[name]), **warmer})) is not None
