@@ -117,7 +117,12 @@ class Drawn:
         self._exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
         self._num_draws = num_draws
         config = EngineConfig(
-            model=str(model), device="cpu", dtype="float32", num_kv_blocks=800, speculative=speculative
+            model=str(model),
+            device="cpu",
+            dtype="float32",
+            num_kv_blocks=800,
+            max_num_seqs=160,
+            speculative=speculative,
         )
         self.engine = Engine(config)
         self._front = Front(self.engine.info(), [])
@@ -236,7 +241,7 @@ def test_drafts_do_not_change_the_distribution(drafted: Drawn, name: str) -> Non
     """All that may be drawn in three places, and how often."""
     assert drafted.refusal(name, DRAFTED[name]) is None
     seen = drafted.engine.inspect()
-    assert min(seen.num_accepted_at) > 500
+    assert min(seen.num_accepted_at) > 200
     assert seen.num_accepted_tokens < 0.8 * seen.num_draft_tokens
     warmer = {"temperature": DRAFTED[name].temperature * 1.03}
     assert drafted.refusal(name, Asked(**{**vars(DRAFTED[name]), **warmer})) is not None
