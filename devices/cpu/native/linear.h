@@ -9,7 +9,7 @@
 // into blocks of Simd::ROWS tokens, pairs of K side by side. For each block and group, sums stay in registers along K.
 //
 // What a token's result is does not depend on the others: every sum goes along K in one order, in one accumulator (of
-// q4_1: one for each unit, added up in order), whatever the block.
+// q4_1 and q8_0: one for each unit, added up in order), whatever the block.
 //
 // Legend: K and N as in core/kernels/table.py, M tokens of a block, S strips at a time.
 
@@ -60,6 +60,27 @@ struct Q41 {
         sum[m][s] = Simd::multiply_add(scale, block[m], sum[m][s]);
         sum[m][s] = Simd::multiply_add(minimum, Simd::spread(sums_of_x[m]), sum[m][s]);
       }
+    }
+  }
+};
+
+// q8_0 of core/kernels/schemes.py. A unit is a block of 32 weights of each of 16 rows: for each pair of k the codes of
+// the even one [16] and of the odd one [16], then scales [16] in float16. Products are summed and scaled as those of q4_1.
+struct Q80 {
+  static constexpr int64_t UNIT_K = 32, UNIT_BYTES = 544, UNIT_SUMS = 0;
+
+  template <int M, int S>
+  static void add(Simd::Vector (&sum)[M][S], const uint8_t* w, const char* x) {
+    const Simd::Pair* pairs = reinterpret_cast<const Simd::Pair*>(x);
+    for (int s = 0; s < S; s++, w += UNIT_BYTES) {
+      Simd::Vector block[M];
+      for (int m = 0; m < M; m++) block[m] = Simd::zero();
+      for (int i = 0; i < UNIT_K / 2; i++) {
+        const Simd::Weights strip = Simd::signed_weights(w + 2 * LANES * i);
+        for (int m = 0; m < M; m++) block[m] = Simd::dot(block[m], strip, Simd::broadcast(pairs + i * M + m));
+      }
+      const Simd::Vector scale = Simd::from_half(reinterpret_cast<const uint16_t*>(w + 512));
+      for (int m = 0; m < M; m++) sum[m][s] = Simd::multiply_add(scale, block[m], sum[m][s]);
     }
   }
 };
