@@ -7,7 +7,7 @@ overflow  sums of numbers above 0, about the largest that the dtype holds: what 
 
 Others: in "uniform" all terms are above 0, so that one that is missing shows; "wide" has magnitudes far apart between
 rows, columns and along K; "subnormal" has x below the least normal number; in "poison" the last row of x and of the
-weight are NaN, and no other result may be. A weight of scheme q4_1 is judged as the weight that its codes stand for.
+weight are NaN, and no other result may be. A weight of codes is judged as the weight that they stand for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conformance.oracle import gemm
 from conformance.row_exam import Inputs, Outputs
 from conformance.target import Bench
 from core.errors import ConfigError
-from core.kernels.schemes import BLOCK, Q41Weight
+from core.kernels.schemes import BLOCK, Q41Weight, Q80Weight, Quantised
 from core.plugin.facts import Need, Support
 
 _EXACT = ("lattice", "cancel", "overflow")
@@ -55,7 +55,7 @@ _SHAPES = {
 }
 """Family -> tokens, N, K, and whether there is a bias."""
 
-_Q4_SHAPES = {
+_BLOCK_SHAPES = {
     "normal": ((1, 64, 64, 0), (7, 33, 576, 1), (64, 130, 1024, 0), (130, 65, 256, 1), *_LARGE),
     "uniform": ((5, 70, 4096, 0),),
     "lattice": ((8, 48, 512, 0), (140, 48, 512, 0)),
@@ -67,7 +67,7 @@ _Q4_SHAPES = {
     **dict.fromkeys(VIEWS, ((17, 40, 96, 1),)),
 }
 
-_SCHEMES = {"dense": _SHAPES, "q4_1": _Q4_SHAPES}
+_SCHEMES = {"dense": _SHAPES, "q4_1": _BLOCK_SHAPES, "q8_0": _BLOCK_SHAPES}
 
 
 class LinearExam(ByToken):
@@ -104,7 +104,8 @@ class LinearExam(ByToken):
         dtype = case["dtype"]
         if case["scheme"] not in _SCHEMES:
             raise ConfigError(f"scheme {case['scheme']!r} is claimed: this suite examines {', '.join(_SCHEMES)} only")
-        x, w, bias = (self._dense if case["scheme"] == "dense" else self._q4_1)(case, draw, rows, n, k)
+        make = {"dense": self._dense, "q4_1": self._q4_1, "q8_0": self._q8_0}[case["scheme"]]
+        x, w, bias = make(case, draw, rows, n, k)
         if case.family == "poison":
             x[-1] = float("nan")
         return {"x": stored(x, dtype), "w": w, "bias": stored(bias, dtype) if case["bias"] else None}
@@ -136,13 +137,31 @@ class LinearExam(ByToken):
             scale[-1] = np.nan
         return x, Q41Weight(codes, stored(scale, "float16"), stored(minimum, "float16")), bias
 
+    def _q8_0(self, case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, Q80Weight, Floats]:
+        x, bias, codes = draw.normal(rows, k), draw.normal(n), draw.integers(-128, 128, n, k)
+        blocks = (n, k // BLOCK)
+        scale = draw.normal(*blocks) / 64
+        if case.family == "uniform":
+            x, codes, scale = draw.uniform(rows, k), np.maximum(codes, ~codes), draw.uniform(*blocks) / 64
+        if case.family == "lattice":  # powers of two, so that weights fit 8 bits
+            x, scale = _integers(draw, 8, rows, k), np.exp2(draw.integers(-6, -2, *blocks).astype(np.float64))
+        if case.family == "cancel":
+            half = k // BLOCK // 3 * BLOCK
+            x, codes = _integers(draw, 90, rows, k), draw.integers(-16, 17, n, k)
+            x[:, half : 2 * half] = -x[:, :half]
+            codes[:, half : 2 * half] = codes[:, :half]
+            scale[:] = 0.25
+        if case.family == "poison":
+            scale[-1] = np.nan
+        return x, Q80Weight(torch.from_numpy(codes.astype(np.int8)), stored(scale, "float16")), bias
+
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
         kernel = bench.bind("linear")
         w = inputs["w"]
-        if isinstance(w, Q41Weight):
-            raw: Any = Q41Weight(*(bench.put(name, part) for name, part in zip(w._fields, w, strict=True)))
+        if isinstance(w, torch.Tensor):
+            raw: Any = laid(bench, "w", w, case.family)
         else:
-            raw = laid(bench, "w", w, case.family)
+            raw = type(w)(*(bench.put(name, part) for name, part in zip(w._fields, w, strict=True)))
         handle = bench.bind("pack_weight", scheme=case["scheme"])(raw)
         bias = None if inputs["bias"] is None else bench.put("bias", inputs["bias"])
         y = bench.get(kernel(laid(bench, "x", inputs["x"], case.family), handle, bias))
@@ -155,11 +174,10 @@ class LinearExam(ByToken):
     def expect(self, case: Case, inputs: Inputs, outputs: Outputs) -> dict[str, Expected]:
         dtype, w_error = case["dtype"], None
         x, bias = exact(inputs["x"]), None if inputs["bias"] is None else exact(inputs["bias"])
-        if isinstance(inputs["w"], Q41Weight):
-            codes, scale, minimum = (exact(part) for part in (inputs["w"].single_codes(), *inputs["w"][1:]))
-            w, w_error = gemm.q4_1(codes, scale, minimum, dtype)
-        else:
+        if isinstance(inputs["w"], torch.Tensor):
             w = exact(inputs["w"])
+        else:
+            w, w_error = _of_codes(inputs["w"], dtype)
         if case.family == "poison":
             x, w, bias = x[:-1], w[:-1], bias[:-1] if bias is not None else None
             w_error = None if w_error is None else w_error[:-1]
@@ -181,6 +199,14 @@ class PackWeightExam(LinearExam):
         families = ("normal", "lattice", "edge", *VIEWS)
         for scheme, shapes in _SCHEMES.items():
             yield from with_dtypes([self._case(f, shape, scheme) for f in families for shape in shapes[f]])
+
+
+def _of_codes(w: Quantised, dtype: str) -> tuple[Floats, Floats]:
+    """The weight [N, K] that codes stand for, and by how much it may be off."""
+    codes, scale = exact(w.single_codes()), exact(w.scale)
+    if isinstance(w, Q41Weight):
+        return gemm.q4_1(codes, scale, exact(w.minimum), dtype)
+    return gemm.q8_0(codes, scale, dtype)
 
 
 def _values(case: Case, draw: Draw, rows: int, n: int, k: int) -> tuple[Floats, Floats, Floats]:

@@ -127,8 +127,6 @@ def q4_1_minimums_apart(x: Tensor, handle: Q41Weight, bias: Tensor | None = None
 
 # pack_weight
 
-_Packed = Tensor | Q41Weight
-
 
 def _packs(name: str, change: Callable[[Tensor], Tensor]) -> None:
     def kernel(w: Tensor, *, scheme: str) -> Tensor:
@@ -157,8 +155,8 @@ def transposed(w: Tensor, *, scheme: str) -> Tensor:
 
 
 @right("pack_weight", more={"linear": dense.linear})
-def copied(w: _Packed, *, scheme: str) -> _Packed:
-    return w.clone() if isinstance(w, Tensor) else Q41Weight(*(part.clone() for part in w))
+def copied(w: dense.Weight, *, scheme: str) -> dense.Weight:
+    return w.clone() if isinstance(w, Tensor) else type(w)(*(part.clone() for part in w))
 
 
 # quant_act

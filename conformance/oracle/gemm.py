@@ -44,3 +44,12 @@ def q4_1(codes: Floats, scale: Floats, minimum: Floats, dtype: str) -> tuple[Flo
     w = codes * scale + minimum
     largest = np.maximum(np.abs(minimum), np.abs(15 * scale + minimum))
     return np.asarray(w), np.asarray(ROUNDOFF[dtype] * (np.abs(w) + largest))
+
+
+def q8_0(codes: Floats, scale: Floats, dtype: str) -> tuple[Floats, Floats]:
+    """(scale * code, allowed error): codes [N, K], scale [N, K / 32].
+
+    The weight and its scale may each be rounded to `dtype`. Source: ggml, ggml-quants.c, dequantize_row_q8_0.
+    """
+    w = codes * np.repeat(scale, codes.shape[1] // scale.shape[1], 1)
+    return np.asarray(w), np.asarray(ROUNDOFF[dtype] * 2 * np.abs(w))

@@ -23,6 +23,7 @@ from core.errors import ConfigError, PluginError
 from core.kernels.bind import KernelSet, Tap
 from core.kernels.reference.kv import KVLayout
 from core.kernels.row import Implementation
+from core.kernels.schemes import QUANTISED
 from core.kv.groups import KVGroup
 from core.model.layers import Builder, Model
 from core.model.mtp import DraftHeads, check_family, with_draft_layers
@@ -111,7 +112,7 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     heads = _heads(plan, source)
     source = heads.source if heads else source
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
-    model, packed = _build(spec, model_config, builder, Packing(source, ranks.shard), plan)
+    model, packed = _build(spec, model_config, builder, source, plan)
     groups, foretell = _foretell(heads, model, model_config, builder, plan)
     layouts = tuple(pools.layout_of(kernels, g, builder) for g in groups)
     in_place = facts.shapes.dynamic or pools.stay_in_place(device, where)
@@ -214,11 +215,14 @@ def _plan(
 
 
 def _build(
-    spec: ModelSpec, config: ModelConfig, builder: Builder, packing: Packing, plan: Plan
+    spec: ModelSpec, config: ModelConfig, builder: Builder, source: ModelSource, plan: Plan
 ) -> tuple[Model, list[str]]:
     """The model, and what the plan says of weights that could not stay packed."""
     if plan.weights != "packed":
         return spec.build(config, builder), []
+    kernels, dtype = builder.kernels, plan.dtype
+    native = [scheme for scheme in QUANTISED if kernels.has_native("linear", Need(dtype=dtype, scheme=scheme))]
+    packing = Packing(source, builder.shard, native)
     builder.scheme = packing.scheme
     model = spec.build(config, builder)
     return model, list(packing.notes(builder.params.values(), plan.dtype))

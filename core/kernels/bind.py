@@ -60,16 +60,20 @@ class KernelSet:
 
     def bind(self, name: str, need: Need | None = None, **fixed: Any) -> Kernel:
         """The kernel for one place in the model; `fixed` are the arguments that stay the same there."""
-        step = self._kv_need
-        need = replace(
-            need or Need(),
-            batch_invariant=step.batch_invariant,
-            max_seqs=step.max_seqs,
-            max_tokens=step.max_tokens,
-        )
-        kernel = self._resolve(name, need, count=True)
+        kernel = self._resolve(name, self._in_step(need or Need()), count=True)
         bound = partial(kernel, **fixed) if fixed else kernel
         return self._tap(name, bound) if self._tap else bound
+
+    def has_native(self, name: str, need: Need) -> bool:
+        """Whether an implementation takes `need`; where a provider was asked for, one of that provider."""
+        asked = self._overrides.get(name)
+        have = [i for i in self._by_row[name] if asked in (None, i.provider)]
+        return any(i.support.refuses(self._in_step(need)) is None for i in have)
+
+    def _in_step(self, need: Need) -> Need:
+        """With what holds for every kernel."""
+        step = self._kv_need
+        return replace(need, batch_invariant=step.batch_invariant, max_seqs=step.max_seqs, max_tokens=step.max_tokens)
 
     def bindings(self) -> tuple[Binding, ...]:
         """Every row bound so far, with its provider and the reason."""

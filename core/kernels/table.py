@@ -162,8 +162,8 @@ _ROWS = (
         Group.DENSE,
         "x_TK, handle, bias_N or None -> y_TN",
         dense.linear,
-        rounding="products summed in float32 or wider; of q4_1: scale, minimum + 8 scale, the weight made of them, and "
-        "the product before a bias",
+        rounding="products summed in float32 or wider; of q4_1 and q8_0: scale, minimum + 8 scale, the weight made of "
+        "them, and the product before a bias",
         tolerance="gemm",
         production=True,
         batch_invariant=False,

@@ -27,13 +27,14 @@ from core.model.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from core.kernels.schemes import Q41Weight
+    from core.kernels.schemes import Quantised
     from core.model.spec import ModelSpec
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
-_Q41_BLOCK_BYTES = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q4_1][1]
+_SCHEMES = {"Q4_0": "q4_1", "Q4_1": "q4_1", "Q8_0": "q8_0"}
+_MOST_SCALE = 65504 / 8  # of Q4_0, whose minimum is 8 times the scale: what float16 holds
 
 # Stands for rope settings, which the config holds: not a tensor of the model.
 _NOT_WEIGHTS = ("rope_freqs.weight",)
@@ -162,13 +163,15 @@ class GgufSource:
             array = array[:, columns]
         return torch.from_numpy(np.require(array, np.float32, "W"))  # a copy only of what the file holds as it is
 
-    def quantised(self, name: str) -> _Q41Tensor | None:
-        """As `ModelSource.quantised`: tensors of type Q4_1, unless the family's fix changes their values."""
+    def quantised(self, name: str) -> _BlockTensor | None:
+        """As `ModelSource.quantised`: tensors of types in `_SCHEMES`, unless the family's fix changes their values."""
         tensor = self._tensor(name)
-        if tensor.tensor_type != gguf.GGMLQuantizationType.Q4_1:
+        if tensor.tensor_type.name not in _SCHEMES:
             return None
         order = self._row_order(name)
-        return None if order is None else _Q41Tensor(self._file.stored(self._gguf_names[name]), order)
+        if order is None:
+            return None
+        return _BlockTensor(name, tensor.tensor_type, self._file.stored(self._gguf_names[name]), order)
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """The stored row of every row, when the family's fix only reorders rows; None when it changes values.
@@ -183,27 +186,49 @@ class GgufSource:
         return fixed.astype(np.int64) if np.array_equal(np.sort(fixed), numbers) else None
 
 
-class _Q41Tensor:
-    """A `QuantisedTensor` over the stored blocks, each of 2 bytes of scale, 2 of minimum, and 16 of codes.
+class _BlockTensor:
+    """A `QuantisedTensor` over the stored blocks: 2 bytes of scale, of Q4_1 2 of minimum, then codes.
+
+    Q4_0 is Q4_1 whose minimum is -8 times the scale, which is exact in float16.
 
     data    [N, bytes of a row] uint8
     order   the stored row of every row
     """
 
-    def __init__(self, data: np.ndarray, order: np.ndarray) -> None:
-        self._blocks = data.reshape(len(data), -1, _Q41_BLOCK_BYTES)
-        self._order = order
+    def __init__(self, name: str, kind: gguf.GGMLQuantizationType, data: np.ndarray, order: np.ndarray) -> None:
+        self.scheme = _SCHEMES[kind.name]
+        self._name, self._kind, self._order = name, kind.name, order
+        self._blocks = data.reshape(len(data), -1, gguf.GGML_QUANT_SIZES[kind][1])
 
-    def read(self, rows: slice, columns: slice | None = None) -> Q41Weight:
+    def read(self, rows: slice, columns: slice | None = None) -> Quantised:
         import torch
 
-        from core.kernels.schemes import BLOCK, Q41Weight
+        from core.kernels.schemes import BLOCK, QUANTISED
 
         part = slice(None) if columns is None else slice(columns.start // BLOCK, columns.stop // BLOCK)
         blocks = self._blocks[self._order[rows]][:, part]
-        scale, minimum = (np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0] for at in (0, 2))
-        codes = blocks[..., 4:].reshape(len(blocks), -1)
-        return Q41Weight(*map(torch.from_numpy, (codes, scale, minimum)))
+        scale = _halves(blocks, 0)
+        if self._kind == "Q8_0":
+            codes, minimum = blocks[..., 2:].view(np.int8), []
+        else:
+            codes = blocks[..., -BLOCK // 2 :]
+            minimum = [_halves(blocks, 2) if self._kind == "Q4_1" else self._minimum(scale)]
+        parts = (codes.reshape(len(blocks), -1), scale, *minimum)
+        return QUANTISED[self.scheme]._make(map(torch.from_numpy, parts))
+
+    def _minimum(self, scale: np.ndarray) -> np.ndarray:
+        """Of Q4_0. Raises: ConfigError."""
+        if (np.abs(scale) > _MOST_SCALE).any():
+            raise ConfigError(
+                f"tensor {self._name} has a scale of {np.abs(scale).max()}: packed weights of type Q4_0 take scales up "
+                f"to {_MOST_SCALE:.0f}; give --weights dequantised"
+            )
+        return scale * np.float16(-8)
+
+
+def _halves(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The float16 numbers at byte `at` of each block."""
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
 
 
 def unpermute_rope(array: np.ndarray, num_heads: int) -> np.ndarray:

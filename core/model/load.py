@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from core.errors import ConfigError
 from core.kernels.bind import KernelSet
 from core.kernels.dtypes import TORCH_DTYPES
-from core.kernels.schemes import BLOCK, Q41Weight
+from core.kernels.schemes import QUANTISED, Quantised
 from core.model.layers import Param, Source
 from core.model.source import ModelSource
 from core.model.spec import Shard
@@ -25,7 +25,7 @@ from core.plugin.device import Device
 from core.plugin.facts import Need
 
 Progress = Callable[[int, int], None]
-Weight = torch.Tensor | Q41Weight
+Weight = torch.Tensor | Quantised
 
 PIECE_BYTES = 4 * 2**20
 
@@ -91,12 +91,12 @@ class Loader:
     def _bytes(self, param: Param) -> int:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._tensors(param))
 
-    def _tensors(self, param: Param) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of what a parameter is read into: one tensor, or those of a `Q41Weight`."""
+    def _tensors(self, param: Param) -> Sequence[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of what a parameter is read into: one tensor, or those of a quantised weight."""
         if param.scheme == "dense":
             return [(param.shape, self._dtype)]
         n, k = param.shape
-        return [((n, k // 2), torch.uint8), *[((n, k // BLOCK), torch.float16)] * 2]
+        return QUANTISED[param.scheme].tensors(n, k)
 
     def _pack(self, raw: Weight, param: Param) -> Any:
         n, k = param.shape
@@ -128,7 +128,7 @@ class Loader:
             for target in targets:
                 rest = target[row:]
                 self._device.h2d(rest, torch.zeros(tuple(rest.shape), dtype=rest.dtype)).synchronize()
-        return targets[0] if param.scheme == "dense" else Q41Weight(*targets)
+        return targets[0] if param.scheme == "dense" else QUANTISED[param.scheme]._make(targets)
 
     def _read_piece(self, param: Param, source: Source, rows: slice, columns: slice | None) -> tuple[torch.Tensor, ...]:
         """Rows of a tensor, as they stand in the parameter's tensors."""

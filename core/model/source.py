@@ -21,7 +21,7 @@ from core.model.weights_package import locate_package
 if TYPE_CHECKING:
     import torch
 
-    from core.kernels.schemes import Q41Weight
+    from core.kernels.schemes import Quantised
     from core.model.pooling import Pooling
     from core.model.spec import ModelSpec, WeightsPackage
     from core.model.tokenizer import Tokenizer
@@ -31,10 +31,16 @@ _HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 
 
 class QuantisedTensor(Protocol):
-    """A tensor as it is stored, in scheme q4_1 of `core.kernels.schemes`."""
+    """A tensor as it is stored, in a scheme of `core.kernels.schemes`."""
 
-    def read(self, rows: slice, columns: slice | None = None) -> Q41Weight:
-        """Rows and columns of it on the host. Columns begin and end with a block. Not to be written to."""
+    @property
+    def scheme(self) -> str: ...
+
+    def read(self, rows: slice, columns: slice | None = None) -> Quantised:
+        """Rows and columns of it on the host. Columns begin and end with a block. Not to be written to.
+
+        Raises: ConfigError for numbers that the scheme cannot hold.
+        """
 
 
 class ModelSource(Protocol):

@@ -108,7 +108,7 @@ class Need:
     head_size    D
     page_tokens  tokens in a KV page
     n, k         rows and columns of a weight
-    scheme       form of a weight: "dense" or "q4_1" (`core.kernels.schemes`)
+    scheme       form of a weight: "dense", "q4_1" or "q8_0" (`core.kernels.schemes`)
     max_seqs     sequences in a step, at most
     max_tokens   tokens in a step, at most
     batch_invariant   a token's bits may not depend on what else is in the step

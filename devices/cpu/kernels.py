@@ -70,7 +70,7 @@ def _native() -> list[Implementation]:
     if variant is None:
         return []
     bfloat16 = Support(dtypes=frozenset({"bfloat16"}), batch_invariant=True)
-    weights = replace(bfloat16, schemes=frozenset({"dense", "q4_1"}))
+    weights = replace(bfloat16, schemes=frozenset({"dense", "q4_1", "q8_0"}))
     pool = replace(bfloat16, head_sizes=native_attention.HEAD_SIZES, page_sizes=native_attention.PAGE_SIZES)
     of_linear, of_pool, of_rows = LinearKernels(variant), AttentionKernels(variant), RowKernels(variant)
     rows: list[tuple[str, Kernel, Support]] = [

@@ -17,7 +17,7 @@ from conformance.target import host_target, open_target
 from core.kernels.bind import REFERENCE
 from core.kernels.reference import dense
 from core.kernels.row import Implementation
-from core.kernels.schemes import Q41Weight
+from core.kernels.schemes import Q41Weight, Q80Weight
 from core.plugin.facts import Support
 from tests.conformance.examined import (  # noqa: F401  tests, run for ROWS
     SEED,
@@ -47,6 +47,16 @@ def test_the_oracle_dequantises_as_gguf_does() -> None:
     assert gemm.q4_1(*parts, dtype="float32")[0] == pytest.approx(wanted, rel=1e-6)
 
 
+def test_the_oracle_dequantises_8_bits_as_gguf_does() -> None:
+    draw = Draw(b"weight")
+    codes, scale = draw.integers(-128, 128, 3, 2, 32).astype(np.int8), draw.normal(3, 2).astype(np.float16)
+    blocks = np.concatenate((scale[..., None].view(np.uint8), codes.view(np.uint8)), -1)
+    wanted = gguf.quants.dequantize(blocks.reshape(3, -1), gguf.GGMLQuantizationType.Q8_0)
+    weight = Q80Weight(torch.from_numpy(codes.reshape(3, -1)), torch.from_numpy(scale))
+    assert gemm.q8_0(exact(weight.single_codes()), exact(weight.scale), "float32")[0] == pytest.approx(wanted, rel=1e-6)
+    assert weight.dequantised().numpy() == pytest.approx(wanted, rel=1e-6)
+
+
 def test_the_oracle_quantises() -> None:
     """Ties to even where the scale is a power of two; either code where rounding of the scale decides."""
     codes, allowed, scale = quant.quant_act(np.array([[127.0, 2.5, -3.5, 0.4], [0, 0, 0, 0], [254, -1, 3, 250]]))
@@ -68,7 +78,7 @@ def test_exact_families_are_exact_in_any_order(family: str, dtype: str) -> None:
     assert bool(cases) == ((family, dtype) != ("overflow", "float32"))
     for case in cases:
         inputs = exam.inputs(case, Draw(b"seed"))
-        w = inputs["w"].dequantised() if case["scheme"] == "q4_1" else inputs["w"]
+        w = inputs["w"] if case["scheme"] == "dense" else inputs["w"].dequantised()
         x, w = exact(inputs["x"]), exact(w)
         unit = np.abs(x)[x != 0].min() * np.abs(w)[w != 0].min() / (16 if case["scheme"] == "q4_1" else 1)
         most = np.clip(x, 0, None) @ np.clip(w, 0, None).T + np.clip(-x, 0, None) @ np.clip(-w, 0, None).T

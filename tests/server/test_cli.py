@@ -111,8 +111,8 @@ def test_plan_says_which_weights_stay_packed() -> None:
     values = {v["name"]: (v["value"], v["decided_by"]) for v in plan["plan"]}
     assert values["weights"] == ("packed", "asked for")
     [note] = plan["notes"]
-    assert note.startswith("120 of 121 weights stay packed in q4_1: 63 MiB instead of 202; 1 dequantised: holds Q8_0")
-    assert "63 MiB instead of 202" in run_here(*args).stdout
+    assert note.startswith("121 of 121 weights stay packed, 120 in q4_1 and 1 in q8_0: 92 MiB instead of 256")
+    assert "weights stay packed, 120 in q4_1 and 1 in q8_0" in run_here(*args).stdout
 
 
 def test_kernel_override_is_in_the_plan() -> None:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from core.errors import ConfigError
-from core.kernels.schemes import Q41Weight
+from core.kernels.schemes import QUANTISED, Quantised
 
-Weight = torch.Tensor | Q41Weight
+Weight = torch.Tensor | Quantised
 
 # Of a weight that is dequantised for a product, at a time.
 _PIECE_BYTES = 64 * 2**20
@@ -41,14 +41,14 @@ _ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def pack_weight(w: Weight, *, scheme: str = "dense") -> Weight:
     """The weight [N, K] in the form that `linear` takes; called once, at load. Schemes: `core.kernels.schemes`.
 
-    Raises: ConfigError for a scheme other than "dense" and "q4_1".
+    Raises: ConfigError for a scheme other than "dense", "q4_1" and "q8_0".
     """
-    if scheme not in ("dense", "q4_1"):
+    if scheme != "dense" and scheme not in QUANTISED:
         raise ConfigError(
-            f"weights of scheme {scheme!r} have no reference kernel, which takes 'dense' and 'q4_1': "
+            f"weights of scheme {scheme!r} have no reference kernel, which takes dense, {', '.join(QUANTISED)}: "
             "convert the weights, or use a device whose plugin supports the scheme"
         )
-    return w if isinstance(w, Q41Weight) else w.contiguous()
+    return w.contiguous() if isinstance(w, torch.Tensor) else w
 
 
 def linear(x: torch.Tensor, handle: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -56,7 +56,7 @@ def linear(x: torch.Tensor, handle: Weight, bias: torch.Tensor | None = None) ->
 
     A quantised weight is dequantised in float32 and rounded to the dtype of x, a piece of its rows at a time.
     """
-    if not isinstance(handle, Q41Weight):
+    if isinstance(handle, torch.Tensor):
         return F.linear(x, handle, bias)
     step = max(1, _PIECE_BYTES // (4 * x.shape[1]))
     parts = []

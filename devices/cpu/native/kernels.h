@@ -69,6 +69,7 @@ struct ActMul {
 struct Kernels {
   Linear linear_bf16;
   Linear linear_q4_1;
+  Linear linear_q8_0;
   void (*attention)(const Attention&);
   void (*kv_write)(const KVWrite&);
   void (*norm)(const Norm&);

@@ -94,6 +94,7 @@ class _Kernels(ctypes.Structure):
     _fields_ = (
         ("linear_bf16", _LINEAR),
         ("linear_q4_1", _LINEAR),
+        ("linear_q8_0", _LINEAR),
         ("attention", ctypes.CFUNCTYPE(None, ctypes.POINTER(Attention))),
         ("kv_write", ctypes.CFUNCTYPE(None, ctypes.POINTER(KVWrite))),
         ("norm", ctypes.CFUNCTYPE(None, ctypes.POINTER(Norm))),

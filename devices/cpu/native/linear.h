@@ -9,7 +9,7 @@
 // into blocks of Simd::ROWS tokens, pairs of K side by side. For each block and group, sums stay in registers along K.
 //
 // What a token's result is does not depend on the others: every sum goes along K in one order, in one accumulator (of
-// q4_1: one for each unit, added up in order), whatever the block.
+// q4_1 and q8_0: one for each unit, added up in order), whatever the block.
 //
 // Legend: K and N as in core/kernels/table.py, M tokens of a block, S strips at a time.
 
@@ -35,30 +35,49 @@ struct Bf16 {
 
 // q4_1 of core/kernels/schemes.py. A unit is a block of 32 weights of each of 16 rows: codes as 4 times [16 rows] words
 // of 32 bits, then scales [16] and minima [16] in float16. Of a word, the lower half has the codes of 4 even k, and the
-// upper half those of 4 odd k, lowest bits first. Products of codes are summed in float32 and then scaled, so nothing is
-// rounded but sums; the minimum meets the sum of the block's x.
+// upper half those of 4 odd k, lowest bits first.
 struct Q41 {
-  static constexpr int64_t UNIT_K = 32, UNIT_BYTES = 320, UNIT_SUMS = 1;
+  static constexpr int64_t CODE_BYTES = 256, UNIT_BYTES = 320, UNIT_SUMS = 1;
+
+  static Simd::Weights weights(const uint8_t* w, int word, int i) { return Simd::weights(Simd::codes(w + 64 * word), i); }
+};
+
+// q8_0 of the same. A unit is a block, too: for each pair of k the codes of the even one [16] and of the odd one [16],
+// then scales [16] in float16.
+struct Q80 {
+  static constexpr int64_t CODE_BYTES = 512, UNIT_BYTES = 544, UNIT_SUMS = 0;
+
+  static Simd::Weights weights(const uint8_t* w, int word, int i) {
+    return Simd::signed_weights(w + 2 * LANES * (4 * word + i));
+  }
+};
+
+// Weights of codes, in blocks. Products of codes are summed in float32 and then scaled, so nothing is rounded but sums;
+// the minimum, where there is one, meets the sum of the block's x. Codes are unpacked anew for each block of tokens: to
+// unpack them once for many was slower, because most of it is done beside products.
+template <class Form>
+struct Coded : Form {
+  static constexpr int64_t UNIT_K = 32;
 
   template <int M, int S>
   static void add(Simd::Vector (&sum)[M][S], const uint8_t* w, const char* x) {
     const Simd::Pair* pairs = reinterpret_cast<const Simd::Pair*>(x);
     const float* sums_of_x = reinterpret_cast<const float*>(pairs + UNIT_K / 2 * M);
-    for (int s = 0; s < S; s++, w += UNIT_BYTES) {
+    for (int s = 0; s < S; s++, w += Form::UNIT_BYTES) {
       Simd::Vector block[M];
       for (int m = 0; m < M; m++) block[m] = Simd::zero();
       for (int word = 0; word < 4; word++) {
-        const Simd::Codes codes = Simd::codes(w + 64 * word);
         for (int i = 0; i < 4; i++) {
-          const Simd::Weights strip = Simd::weights(codes, i);
+          const Simd::Weights strip = Form::weights(w, word, i);
           for (int m = 0; m < M; m++) block[m] = Simd::dot(block[m], strip, Simd::broadcast(pairs + (4 * word + i) * M + m));
         }
       }
-      const uint16_t* halves = reinterpret_cast<const uint16_t*>(w + 256);
-      const Simd::Vector scale = Simd::from_half(halves), minimum = Simd::from_half(halves + LANES);
-      for (int m = 0; m < M; m++) {
-        sum[m][s] = Simd::multiply_add(scale, block[m], sum[m][s]);
-        sum[m][s] = Simd::multiply_add(minimum, Simd::spread(sums_of_x[m]), sum[m][s]);
+      const uint16_t* halves = reinterpret_cast<const uint16_t*>(w + Form::CODE_BYTES);
+      const Simd::Vector scale = Simd::from_half(halves);
+      for (int m = 0; m < M; m++) sum[m][s] = Simd::multiply_add(scale, block[m], sum[m][s]);
+      if constexpr (Form::UNIT_SUMS != 0) {
+        const Simd::Vector minimum = Simd::from_half(halves + LANES);
+        for (int m = 0; m < M; m++) sum[m][s] = Simd::multiply_add(minimum, Simd::spread(sums_of_x[m]), sum[m][s]);
       }
     }
   }

@@ -1,8 +1,8 @@
-"""Products with weights in tile order, by the library's kernels: dense bfloat16, and q4_1 as stored.
+"""Products with weights in tile order, by the library's kernels: dense bfloat16, and q4_1 and q8_0 as stored.
 
 How it works. `linear.h` has the order and the arithmetic. Products of a weight [N, K] are summed in float32 along K in
 one order whatever the batch and the number of threads, so a token's bits depend on its own row alone. The only
-rounding is that of the sum with its bias; of q4_1, scales and minima stay as they are stored. With instructions for
+rounding is that of the sum with its bias; scales and minima stay as they are stored. With instructions for
 bfloat16, numbers below the least normal float32 count as 0.
 
 Legend: T tokens, N and K rows and columns of a weight, G groups of 64 rows, U units along K.
@@ -15,17 +15,19 @@ import torch
 import torch.nn.functional as F
 
 from core.errors import DeviceError
-from core.kernels.schemes import BLOCK, Q41Weight
+from core.kernels.schemes import BLOCK, Q41Weight, Quantised
 from devices.cpu.native import library
 
-GROUP_ROWS, STRIPS, STRIP_ROWS, UNIT_BYTES = 64, 4, 16, 320
+GROUP_ROWS, STRIPS, STRIP_ROWS = 64, 4, 16
+HALVES_BYTES = 2 * STRIP_ROWS  # a scale, or a minimum, of each row of a strip
+UNIT_BYTES = {"q4_1": 320, "q8_0": 544}
 _PIECE = 2**20
 
 
 class Tiles(NamedTuple):
     """A packed weight.
 
-    tiles     [G, U, 4, ...]: of bfloat16 [16, 2] weights in a unit; of q4_1 320 bytes in each
+    tiles     [G, U, 4, ...]: of bfloat16 [16, 2] weights in a unit; of others UNIT_BYTES in each
     address   of its first byte
     multiply  the kernel for its format
     """
@@ -42,13 +44,15 @@ class LinearKernels:
 
     def __init__(self, variant: str) -> None:
         kernels = library.load(variant)
-        self._multiply = {"dense": kernels.linear_bf16, "q4_1": kernels.linear_q4_1}
+        self._multiply = {"dense": kernels.linear_bf16, "q4_1": kernels.linear_q4_1, "q8_0": kernels.linear_q8_0}
 
-    def pack_weight(self, w: torch.Tensor | Q41Weight, *, scheme: str = "dense") -> Tiles:
-        """The weight [N, K] in tile order: bfloat16, or of scheme q4_1."""
-        num_rows, width = w.codes.shape if isinstance(w, Q41Weight) else w.shape
-        num_columns = 2 * width if isinstance(w, Q41Weight) else width
-        tiles = _tile_q4_1(w) if isinstance(w, Q41Weight) else _tile_dense(w)
+    def pack_weight(self, w: torch.Tensor | Quantised, *, scheme: str = "dense") -> Tiles:
+        """The weight [N, K] in tile order: bfloat16, or of a scheme in UNIT_BYTES."""
+        if isinstance(w, torch.Tensor):
+            (num_rows, num_columns), tiles = w.shape, _tile_dense(w)
+        else:
+            num_rows, num_columns = len(w.scale), BLOCK * w.scale.shape[1]
+            tiles = _tile_quantised(w, UNIT_BYTES[scheme])
         return Tiles(tiles, tiles.data_ptr(), num_rows, num_columns, self._multiply[scheme])
 
 
@@ -85,27 +89,36 @@ def _tile_dense(w: torch.Tensor) -> torch.Tensor:
     return whole.view(torch.int32).view(-1, GROUP_ROWS, whole.shape[1] // 2).transpose(1, 2).contiguous()
 
 
-def _tile_q4_1(w: Q41Weight) -> torch.Tensor:
-    """-> [G, U, 4, 320] uint8, some groups at a time, because single codes take twice as many bytes."""
-    num_rows, num_bytes = w.codes.shape
-    num_groups, num_units = -(-num_rows // GROUP_ROWS), 2 * num_bytes // BLOCK
-    tiles = torch.empty((num_groups, num_units, STRIPS, UNIT_BYTES), dtype=torch.uint8)
-    step = max(1, _PIECE // (2 * num_bytes * GROUP_ROWS))
+def _tile_quantised(w: Quantised, unit_bytes: int) -> torch.Tensor:
+    """-> [G, U, 4, unit_bytes] uint8, some groups at a time, because single codes may take twice as many bytes."""
+    num_rows, num_units = w.scale.shape
+    num_groups = -(-num_rows // GROUP_ROWS)
+    order = _order_nibbles if isinstance(w, Q41Weight) else _order_bytes
+    tiles = torch.empty((num_groups, num_units, STRIPS, unit_bytes), dtype=torch.uint8)
+    step = max(1, _PIECE // (num_units * BLOCK * GROUP_ROWS))
     for first in range(0, num_groups, step):
         piece = w.rows(first * GROUP_ROWS, (first + step) * GROUP_ROWS)
-        missing = (0, 0, 0, -len(piece.codes) % GROUP_ROWS)
-        codes, scale, minimum = (F.pad(part, missing) for part in piece)
+        missing = (0, 0, 0, -len(piece.scale) % GROUP_ROWS)
+        codes, *halves = (F.pad(part, missing) for part in (piece.single_codes(), *piece[1:]))
         some = tiles[first : first + step]
-        some[..., :256] = _order_codes(Q41Weight(codes, scale, minimum).single_codes(), num_units)
-        for at, halves in ((256, scale), (288, minimum)):
-            by_strip = halves.view(-1, STRIPS, STRIP_ROWS, num_units).permute(0, 3, 1, 2).contiguous()
-            some[..., at : at + 32] = by_strip.view(torch.uint8)
+        at = unit_bytes - HALVES_BYTES * len(halves)
+        some[..., :at] = order(codes, num_units)
+        for one in halves:
+            by_strip = one.view(-1, STRIPS, STRIP_ROWS, num_units).permute(0, 3, 1, 2).contiguous()
+            some[..., at : at + HALVES_BYTES] = by_strip.view(torch.uint8)
+            at += HALVES_BYTES
     return tiles
 
 
-def _order_codes(codes: torch.Tensor, num_units: int) -> torch.Tensor:
+def _order_nibbles(codes: torch.Tensor, num_units: int) -> torch.Tensor:
     """[rows, K] uint8 -> [G, U, 4, 256]: 4 words of each of 16 rows, whose halves have codes of even and of odd k."""
     # Of k in a unit: word, byte of a half, nibble of a byte, half.
     nibbles = codes.view(-1, STRIPS, STRIP_ROWS, num_units, 4, 2, 2, 2)
     bytes_ = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
     return bytes_.permute(0, 3, 1, 4, 2, 6, 5).reshape(-1, num_units, STRIPS, 256)
+
+
+def _order_bytes(codes: torch.Tensor, num_units: int) -> torch.Tensor:
+    """[rows, K] int8 -> [G, U, 4, 512] uint8: for each k, one of each of 16 rows."""
+    by_k = codes.view(torch.uint8).view(-1, STRIPS, STRIP_ROWS, num_units, BLOCK).permute(0, 3, 1, 4, 2)
+    return by_k.reshape(-1, num_units, STRIPS, BLOCK * STRIP_ROWS)

@@ -89,6 +89,10 @@ struct Simd {
             {numbers(codes.first, 4 * index + 16), numbers(codes.last, 4 * index + 16)}};
   }
 
+  static Weights signed_weights(const uint8_t* p) {
+    return {{signed_numbers(p), signed_numbers(p + 8)}, {signed_numbers(p + 16), signed_numbers(p + 24)}};
+  }
+
   static Codes codes(const uint8_t* p) {
     const __m256i* halves = reinterpret_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
@@ -118,6 +122,9 @@ struct Simd {
   static __m256 evens(__m256i both) { return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16)); }
   static __m256 odds(__m256i both) {
     return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
+  }
+  static __m256 signed_numbers(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
   static __m256 numbers(__m256i codes, int shift) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(codes, shift), _mm256_set1_epi32(15)));

@@ -27,6 +27,8 @@ struct Simd : Floats512 {
             _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(codes, 4 * index + 16), lower))};
   }
 
+  static Weights signed_weights(const uint8_t* p) { return {signed_numbers(p), signed_numbers(p + 16)}; }
+
   static Codes codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static Broadcast broadcast(const Pair* p) { return {_mm512_set1_ps(p->even), _mm512_set1_ps(p->odd)}; }
   static Vector dot(Vector sum, Weights w, Broadcast x) {

@@ -22,6 +22,12 @@ struct Simd : Floats512 {
     return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * index), table);
   }
 
+  static Weights signed_weights(const uint8_t* p) {
+    // The upper halves of float32 numbers, even and odd by turns: the lower ones of such small integers are 0.
+    const __m512i even = _mm512_castps_si512(signed_numbers(p)), odd = _mm512_castps_si512(signed_numbers(p + 16));
+    return (__m512bh)_mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
+  }
+
   static Codes codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 
   struct Broadcast {

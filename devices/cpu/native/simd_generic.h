@@ -107,6 +107,15 @@ struct Simd {
     return w;
   }
 
+  static Weights signed_weights(const uint8_t* p) {
+    Weights w;
+    for (int i = 0; i < 16; i++) {
+      w.even.lane[i] = static_cast<int8_t>(p[i]);
+      w.odd.lane[i] = static_cast<int8_t>(p[16 + i]);
+    }
+    return w;
+  }
+
   static Codes codes(const uint8_t* p) {
     Codes codes;
     memcpy(&codes, p, sizeof codes);

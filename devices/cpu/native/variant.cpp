@@ -19,4 +19,4 @@ namespace {
 }  // namespace
 
 extern const Kernels VARIANT;
-const Kernels VARIANT = {linear<Bf16>, linear<Q41>, attention, kv_write, norm, rope, act_mul};
+const Kernels VARIANT = {linear<Bf16>, linear<Coded<Q41>>, linear<Coded<Q80>>, attention, kv_write, norm, rope, act_mul};

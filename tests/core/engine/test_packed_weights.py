@@ -41,16 +41,31 @@ def test_the_reference_computes_the_same_bits(path):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "provider"),
-    [(1, "cpu-native"), (2, "cpu-native"), (1, "cpu"), pytest.param(2, "cpu", marks=pytest.mark.heavy)],
+    ("kind", "ranks", "provider"),
+    [
+        ("Q4_1", 1, "cpu-native"),
+        ("Q4_1", 2, "cpu-native"),
+        ("Q4_0", 1, "cpu-native"),
+        ("Q8_0", 1, "cpu-native"),
+        pytest.param("Q8_0", 2, "cpu-native", marks=pytest.mark.heavy),
+        ("Q4_1", 1, "cpu"),
+        pytest.param("Q4_1", 2, "cpu", marks=pytest.mark.heavy),
+    ],
 )
-def test_native_kernels_are_as_close_as_bfloat16_is(path, ranks, provider):
+def test_native_kernels_are_as_close_as_bfloat16_is(kind, ranks, provider, tiny_llama_dir, make_gguf):  # noqa: F811
+    path = make_gguf(tiny_llama_dir, kind)
     exact, _ = runs(path, dtype="float32")
     options = {"tensor_parallel_size": ranks, "kernels": {"linear": provider}}
     packed, providers = runs(path, dtype="bfloat16", weights="packed", **options)
     assert providers == {provider}
     for one, other in zip(exact, packed, strict=True):
         assert (one.logits[0] - other.logits[0]).abs().max() <= BFLOAT16
+
+
+def test_what_the_asked_provider_cannot_multiply_is_said(tiny_llama_dir, make_gguf):  # noqa: F811
+    path = make_gguf(tiny_llama_dir, "Q8_0")
+    with pytest.raises(ConfigError, match=r"can stay so \(13 dequantised: the device has no kernel for q8_0\)"):
+        Recorded(path, device="cpu", dtype="bfloat16", weights="packed", kernels={"linear": "cpu"})
 
 
 def test_refused_by_name(path, tiny_llama_dir):

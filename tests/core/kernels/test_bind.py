@@ -197,6 +197,20 @@ def test_a_weight_is_packed_by_whoever_reads_it(need: Need, overrides: dict[str,
     assert bind(some, "pack_weight", need, **overrides).provider == provider
 
 
+def test_who_is_native_is_known_before_anything_is_bound() -> None:
+    """By scheme, by the provider that was asked for, and by the limits of a step."""
+    some = [native("linear", "one", schemes=frozenset({"dense"})), native("linear", "two", max_tokens=8)]
+    q4_1 = Need(scheme="q4_1")
+    kernels = KernelSet(some, {}, NEED)
+    assert kernels.has_native("linear", q4_1)
+    assert not kernels.has_native("rope", Need())
+    assert kernels.bindings() == ()
+    assert not KernelSet(some, {}, replace(NEED, max_tokens=9)).has_native("linear", q4_1)
+    for provider, schemes in {"one": ["dense"], "two": ["dense", "q4_1"], REFERENCE: []}.items():
+        asked = KernelSet(some, {"linear": provider}, NEED)
+        assert [s for s in ("dense", "q4_1") if asked.has_native("linear", Need(scheme=s))] == schemes
+
+
 def test_a_reader_that_packs_nothing_takes_what_the_reference_packs() -> None:
     some = [native("linear", "one"), native("pack_weight", "two")]
     assert bind(some, "pack_weight")[1:3] == (REFERENCE, "for linear, native")

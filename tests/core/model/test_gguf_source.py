@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from core.errors import ConfigError
+from core.kernels.schemes import QUANTISED
 from core.model.gguf_source import TYPES, GgufSource, unpermute_rope
 from core.model.rope import inverse_frequencies, read_rope
 from core.model.spec import ModelSpec
@@ -118,23 +119,45 @@ def test_every_type_is_read_by_rows(type_name: str, make_bare_gguf: Make, llama_
 
 
 @pytest.mark.parametrize("columns", [None, slice(32, 192)])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_a_quantised_tensor_is_what_gguf_dequantises(
-    columns: slice | None, make_bare_gguf: Make, llama_specs: Sequence[ModelSpec]
+    kind: str, columns: slice | None, make_bare_gguf: Make, llama_specs: Sequence[ModelSpec]
 ) -> None:
     """With the rows in the order of the checkpoint."""
     wide = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)
-    stored = gguf.quantize(wide, gguf.GGMLQuantizationType.Q4_1)
-    tensors = {"blk.0.attn_q.weight": (stored, "Q4_1"), "blk.0.attn_v.weight": (wide, "F32")}
+    stored = gguf.quantize(wide, gguf.GGMLQuantizationType[kind])
+    tensors = {"blk.0.attn_q.weight": (stored, kind), "blk.0.attn_v.weight": (wide, "F32")}
     source = GgufSource(make_bare_gguf(tensors=tensors), "m", llama_specs)
     name = "model.layers.0.self_attn.{}_proj.weight"
     tensor = source.quantised(name.format("q"))
     assert tensor is not None
     part = tensor.read(slice(3, 50), columns)
-    assert [p.dtype for p in part] == [torch.uint8, torch.float16, torch.float16]
+    assert isinstance(part, QUANTISED[tensor.scheme])
+    assert [(p.shape, p.dtype) for p in part] == part.tensors(47, 256 if columns is None else 160)
     assert torch.equal(part.dequantised(), source.read(name.format("q"), slice(3, 50), columns))
-    unpermuted = unpermute_rope(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q4_1), 4)
+    unpermuted = unpermute_rope(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]), 4)
     assert torch.equal(part.dequantised(), torch.from_numpy(unpermuted)[3:50, columns or slice(None)])
     assert source.quantised(name.format("v")) is None
+
+
+def test_a_scale_that_has_no_minimum_is_refused(make_bare_gguf: Make, llama_specs: Sequence[ModelSpec]) -> None:
+    """The minimum of Q4_0 is 8 times its scale, and float16 ends at 65504."""
+    stored = np.zeros((8, 144), np.uint8)
+    blocks = stored.reshape(8, 8, 18)
+    source = GgufSource(make_bare_gguf(tensors={"token_embd.weight": (stored, "Q4_0")}), "m", llama_specs)
+    assert source.quantised("model.embed_tokens.weight").read(slice(0, 8)).minimum.eq(0).all()
+    for scale, held in ((8188, True), (-8188, True), (8192, False), (-9000, False)):
+        blocks[3, 2, :2] = np.array([scale], np.float16).view(np.uint8)
+        source = GgufSource(make_bare_gguf(tensors={"token_embd.weight": (stored, "Q4_0")}), "m", llama_specs)
+        tensor = source.quantised("model.embed_tokens.weight")
+        assert tensor.read(slice(0, 3)).scale.eq(0).all()
+        if held:
+            assert tensor.read(slice(0, 8)).minimum[3, 2] == -8 * scale
+        else:
+            with pytest.raises(
+                ConfigError, match=r"embed_tokens.weight has a scale of \d+.* up to 8188; .*dequantised"
+            ):
+                tensor.read(slice(0, 8))
 
 
 def test_a_tensor_whose_values_a_fix_changes_is_not_given_quantised(make_bare_gguf: Make) -> None:

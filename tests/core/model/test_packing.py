@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from core.engine.build import find_model
 from core.errors import ConfigError
 from core.kernels.bind import KernelSet
-from core.kernels.schemes import Q41Weight
+from core.kernels.schemes import Q41Weight, Q80Weight
 from core.model.layers import Builder, Source
 from core.model.load import Loader
 from core.model.packing import Packing
@@ -31,8 +31,8 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 class Packed:
     """A tiny llama's weights on one rank, packed where they can be."""
 
-    def __init__(self, source: ModelSource, shard: Shard, packed: bool = True) -> None:
-        packing = Packing(source, shard)
+    def __init__(self, source: ModelSource, shard: Shard, packed: bool = True, native: Sequence[str] = ()) -> None:
+        packing = Packing(source, shard, native)
         builder = Builder(KernelSet([], {}, Need()), shard, "float32", 16, max_len=64)
         if packed:
             builder.scheme = packing.scheme
@@ -58,29 +58,33 @@ def open_packed(path: Path, shard: Shard | None = None) -> tuple[Packed, dict[st
 def check(packed: Packed, dense: dict[str, Any]) -> None:
     for name, param in packed.params.items():
         weight = packed.weights[name]
-        assert isinstance(weight, Q41Weight) == (param.scheme == "q4_1"), name
-        wide = weight.dequantised() if isinstance(weight, Q41Weight) else weight
+        form = {"dense": torch.Tensor, "q4_1": Q41Weight, "q8_0": Q80Weight}[param.scheme]
+        assert isinstance(weight, form), name
+        wide = weight if isinstance(weight, torch.Tensor) else weight.dequantised()
         assert wide.shape == param.shape
         assert torch.equal(wide, dense[name]), name
 
 
+@pytest.mark.parametrize(("kind", "scheme"), [("Q4_1", "q4_1"), ("Q4_0", "q4_1"), ("Q8_0", "q8_0")])
 @pytest.mark.parametrize("config", [{}, {"vocab_size": 385}, {"attention_bias": True}], ids=str)
 @pytest.mark.parametrize("shard", [Shard(), Shard(0, 2), Shard(1, 2)], ids=str)
 def test_packed_weights_are_the_weights(
-    config: dict[str, Any], shard: Shard, make_llama: Make, make_gguf: Make
+    kind: str, scheme: str, config: dict[str, Any], shard: Shard, make_llama: Make, make_gguf: Make
 ) -> None:
     """Permuted, joined, shared by rows and by columns, and ending in rows of zeros."""
-    packed, dense = open_packed(make_gguf(make_llama(**config), "Q4_1"), shard)
+    packed, dense = open_packed(make_gguf(make_llama(**config), kind), shard)
     check(packed, dense)
-    assert {name for name, p in packed.params.items() if p.scheme == "dense" and p.packed} == set()
-    assert packed.notes[0].startswith("13 of 13 weights stay packed in q4_1: 0 MiB instead of ")
+    assert {p.scheme for p in packed.params.values() if p.packed} == {scheme}
+    assert packed.notes[0].startswith(f"13 of 13 weights stay packed, 13 in {scheme}: 0 MiB instead of ")
 
 
 @pytest.mark.parametrize(("columns", "scheme"), [((0, 64), "q4_1"), ((64, 128), "q4_1"), ((30, 70), "dense")])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 def test_columns_are_cut_between_blocks(
-    columns: tuple[int, int], scheme: str, make_llama: Make, make_gguf: Make
+    kind: str, columns: tuple[int, int], scheme: str, make_llama: Make, make_gguf: Make
 ) -> None:
-    source, _ = find_model(str(make_gguf(make_llama(), "Q4_1")))
+    scheme = "q8_0" if (kind, scheme) == ("Q8_0", "q4_1") else scheme
+    source, _ = find_model(str(make_gguf(make_llama(), kind)))
     builder = Builder(KernelSet([], {}, Need()), Shard(), "float32", 16, max_len=64)
     builder.scheme = Packing(source, Shard()).scheme
     first, end = columns
@@ -88,7 +92,7 @@ def test_columns_are_cut_between_blocks(
     assert builder.params[name].scheme == scheme
     loader = Loader(source, Dirty(), torch.device("cpu"), builder.kernels, dtype="float32", shard=Shard())
     weight = loader.load(builder.params)[name]
-    wide = weight.dequantised() if isinstance(weight, Q41Weight) else weight
+    wide = weight if isinstance(weight, torch.Tensor) else weight.dequantised()
     assert torch.equal(wide, source.read(DOWN)[:, first:end])
 
 
@@ -97,14 +101,16 @@ def test_pieces_make_the_whole(make_llama: Make, make_gguf: Make, monkeypatch: p
     check(*open_packed(make_gguf(make_llama(), "Q4_1")))
 
 
-def test_what_is_counted_is_what_is_held(make_llama: Make, make_gguf: Make) -> None:
-    packed, _ = open_packed(make_gguf(make_llama(), "Q4_1"))
-    parts = [part for w in packed.weights.values() for part in (w if isinstance(w, Q41Weight) else [w])]
+@pytest.mark.parametrize(("kind", "block_bytes"), [("Q4_1", 20), ("Q4_0", 20), ("Q8_0", 34)])
+def test_what_is_counted_is_what_is_held(kind: str, block_bytes: int, make_llama: Make, make_gguf: Make) -> None:
+    packed, _ = open_packed(make_gguf(make_llama(), kind))
+    parts = [part for w in packed.weights.values() for part in ([w] if isinstance(w, torch.Tensor) else w)]
     assert packed.progress[-1] == (sum(part.nbytes for part in parts),) * 2
     weight, (n, k) = packed.weights["layers.0.down.weight"], packed.params["layers.0.down.weight"].shape
-    assert sum(part.nbytes for part in weight) == n * k // 32 * 20
+    assert sum(part.nbytes for part in weight) == n * k // 32 * block_bytes
     # The embedding alone is dequantised: 384 rows of 64.
-    assert packed.loader_notes == ["weights in Q4_1 (1 tensors) are dequantised to float32, which takes 0 MiB more"]
+    [note] = packed.loader_notes
+    assert note.startswith(f"weights in {kind} (1 tensors) are dequantised to float32, which takes 0 MiB more")
 
 
 def test_a_tied_head_is_packed_beside_its_table(make_llama: Make, make_gguf: Make) -> None:
@@ -114,13 +120,35 @@ def test_a_tied_head_is_packed_beside_its_table(make_llama: Make, make_gguf: Mak
     assert isinstance(packed.weights["embed"], torch.Tensor)
 
 
-def test_joined_tensors_of_two_types_are_dequantised(make_llama: Make, make_gguf: Make) -> None:
-    stored = gguf.quantize(np.full((32, 64), 0.3, np.float32), gguf.GGMLQuantizationType.Q8_0)
-    tensors = {"blk.1.attn_v.weight": (stored, "Q8_0")}
-    packed, dense = open_packed(make_gguf(make_llama(), "Q4_1", tensors=tensors))
+def stored_v(kind: str) -> dict[str, tuple[np.ndarray, str]]:
+    """A file's tensors with one of another type, which is joined with others."""
+    wide = np.linspace(-0.3, 0.3, 32 * 64, dtype=np.float32).reshape(32, 64)
+    return {"blk.1.attn_v.weight": (gguf.quantize(wide, gguf.GGMLQuantizationType[kind]), kind)}
+
+
+def test_joined_tensors_of_two_schemes_are_dequantised(make_llama: Make, make_gguf: Make) -> None:
+    packed, dense = open_packed(make_gguf(make_llama(), "Q4_1", tensors=stored_v("Q8_0")))
     check(packed, dense)
     assert [name for name, p in packed.params.items() if p.packed and p.scheme == "dense"] == ["layers.1.qkv.weight"]
-    assert packed.notes[0].endswith("; 1 dequantised: holds Q8_0, which has no packed form")
+    assert packed.notes[0].endswith("; 1 dequantised: joined of q4_1 and q8_0")
+
+
+def test_two_types_of_one_scheme_are_joined(make_llama: Make, make_gguf: Make) -> None:
+    packed, dense = open_packed(make_gguf(make_llama(), "Q4_1", tensors=stored_v("Q4_0")))
+    check(packed, dense)
+    assert packed.params["layers.1.qkv.weight"].scheme == "q4_1"
+
+
+def test_what_the_device_cannot_multiply_is_dequantised(make_llama: Make, make_gguf: Make) -> None:
+    """Unless it can multiply nothing that is packed: then references do."""
+    wide = np.ones((64, 128), np.float32)
+    tensors = {"blk.1.ffn_down.weight": (gguf.quantize(wide, gguf.GGMLQuantizationType.Q8_0), "Q8_0")}
+    source, _ = find_model(str(make_gguf(make_llama(), "Q4_1", tensors=tensors)))
+    for native, scheme in ((("q4_1",), "dense"), (("q4_1", "q8_0"), "q8_0"), ((), "q8_0")):
+        packed = Packed(source, Shard(), native=native)
+        assert packed.params["layers.1.down.weight"].scheme == scheme
+        assert packed.params["layers.0.down.weight"].scheme == "q4_1"
+        assert packed.notes[0].endswith("; 1 dequantised: the device has no kernel for q8_0") == (scheme == "dense")
 
 
 def test_columns_that_ranks_cut_within_a_block_are_dequantised(make_llama: Make, make_gguf: Make) -> None:
@@ -135,7 +163,7 @@ def test_columns_that_ranks_cut_within_a_block_are_dequantised(make_llama: Make,
 
 
 def test_nothing_that_can_stay_packed_is_refused(tiny_llama_dir: Path, make_gguf: Make) -> None:
-    reasons = {tiny_llama_dir: "13 dequantised: holds float32", make_gguf(tiny_llama_dir, "Q8_0"): "holds Q8_0"}
+    reasons = {tiny_llama_dir: "13 dequantised: holds float32", make_gguf(tiny_llama_dir, "Q5_0"): "holds Q5_0"}
     for path, reason in reasons.items():
         with pytest.raises(ConfigError, match=f"no weight of .* can stay so .*{reason}.*--weights dequantised"):
             open_packed(path)

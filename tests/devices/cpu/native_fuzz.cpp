@@ -74,6 +74,7 @@ int main(int, char** arguments) {
     for (int i = 0; i < times; i++) {
       multiply(kernels->linear_bf16, 2, 64);
       multiply(kernels->linear_q4_1, 32, 320);
+      multiply(kernels->linear_q8_0, 32, 544);
       attend(kernels);
       norm_turn_and_act(kernels);
     }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.errors import DeviceError
-from core.kernels.schemes import BLOCK, Q41Weight
+from core.kernels.schemes import BLOCK, Q41Weight, Q80Weight, Quantised
 from devices.cpu.native import library
 from devices.cpu.native.linear import LinearKernels, linear
 
@@ -14,7 +14,7 @@ ROUNDOFF = 2.0**-8  # of bfloat16
 SUMS = 2.0**-19  # of sums in float32, relative to the magnitudes of their terms: 32 roundings
 
 VARIANTS = library.variants()
-SCHEMES = ("dense", "q4_1")
+SCHEMES = ("dense", "q4_1", "q8_0")
 
 SHAPES = [
     (1, 64, 64),
@@ -34,22 +34,25 @@ def test_this_processor_runs_what_the_tests_are_for() -> None:
     assert len(set(VARIANTS)) == len(VARIANTS)
 
 
-def weight(scheme: str, n: int, k: int, draw: torch.Generator) -> torch.Tensor | Q41Weight:
+def weight(scheme: str, n: int, k: int, draw: torch.Generator) -> torch.Tensor | Quantised:
     if scheme == "dense":
         return torch.randn(n, k, generator=draw).bfloat16()
+    if scheme == "q8_0":
+        codes = torch.randint(-128, 128, (n, k), generator=draw, dtype=torch.int8)
+        return Q80Weight(codes, (torch.randn(n, k // BLOCK, generator=draw) * 0.01).half())
     codes = torch.randint(256, (n, k // 2), generator=draw, dtype=torch.uint8)
     scale = torch.rand(n, k // BLOCK, generator=draw) * 0.1
     return Q41Weight(codes, scale.half(), torch.randn(n, k // BLOCK, generator=draw).half())
 
 
-def wide(w: torch.Tensor | Q41Weight) -> torch.Tensor:
-    return (w.dequantised() if isinstance(w, Q41Weight) else w).double()
+def wide(w: torch.Tensor | Quantised) -> torch.Tensor:
+    return (w if isinstance(w, torch.Tensor) else w.dequantised()).double()
 
 
-def magnitude(w: torch.Tensor | Q41Weight) -> torch.Tensor:
+def magnitude(w: torch.Tensor | Quantised) -> torch.Tensor:
     """Of the terms that are summed: of q4_1, code and minimum apart."""
-    if isinstance(w, torch.Tensor):
-        return w.double().abs()
+    if not isinstance(w, Q41Weight):
+        return wide(w).abs()
     codes = w.single_codes().double().view(len(w.codes), -1, BLOCK)
     terms = codes * w.scale.double()[..., None] + w.minimum.double().abs()[..., None]
     return terms.view(len(codes), -1)
@@ -153,11 +156,12 @@ def test_views_are_read_as_they_are(variant: str) -> None:
     assert linear(part.T.contiguous().T, kernels.pack_weight(other.T.contiguous().T)).equal(want)
 
 
-def test_tiles_do_not_depend_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    w, kernels = weight("q4_1", 200, 96, torch.Generator().manual_seed(6)), LinearKernels(VARIANTS[0])
-    whole = kernels.pack_weight(w, scheme="q4_1")
+@pytest.mark.parametrize("scheme", ["q4_1", "q8_0"])
+def test_tiles_do_not_depend_on_pieces(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, kernels = weight(scheme, 200, 96, torch.Generator().manual_seed(6)), LinearKernels(VARIANTS[0])
+    whole = kernels.pack_weight(w, scheme=scheme)
     monkeypatch.setattr("devices.cpu.native.linear._PIECE", 1)
-    assert kernels.pack_weight(w, scheme="q4_1").tiles.equal(whole.tiles)
+    assert kernels.pack_weight(w, scheme=scheme).tiles.equal(whole.tiles)
 
 
 def test_no_memory_is_an_error_with_a_remedy() -> None:

@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from core.errors import ConfigError
 from core.kernels.reference import dense
-from core.kernels.schemes import Q41Weight
+from core.kernels.schemes import BLOCK, Q41Weight, Q80Weight
 
 
 def normal(*shape, dtype=torch.float32, seed=0):
@@ -31,12 +31,20 @@ def quantised(n, k, seed=0):
     return Q41Weight(codes, (scale * 0.02).half(), (minimum - 0.6).half())
 
 
+def in_8_bits(n, k, seed=0):
+    """A random weight in q8_0."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-128, 128, (n, k), generator=draw, dtype=torch.int8)
+    return Q80Weight(codes, (torch.randn(n, k // BLOCK, generator=draw) * 0.01).half())
+
+
+@pytest.mark.parametrize(("scheme", "make"), [("q4_1", quantised), ("q8_0", in_8_bits)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_quantised_weight_is_its_dequantised_one(dtype, with_bias, monkeypatch):
-    w, x = quantised(70, 96), normal(3, 96, dtype=dtype)
+def test_a_quantised_weight_is_its_dequantised_one(scheme, make, dtype, with_bias, monkeypatch):
+    w, x = make(70, 96), normal(3, 96, dtype=dtype)
     bias = normal(70, seed=2, dtype=dtype) if with_bias else None
-    handle = dense.pack_weight(w, scheme="q4_1")
+    handle = dense.pack_weight(w, scheme=scheme)
     want = dense.linear(x, w.dequantised().to(dtype), bias)
     assert dense.linear(x, handle, bias).equal(want)
     monkeypatch.setattr(dense, "_PIECE_BYTES", 4 * 96 * 32)
@@ -52,6 +60,14 @@ def test_codes_lie_where_the_form_says():
             assert codes[row, at] == code
             exact = float(w.scale[row, block]) * code + float(w.minimum[row, block])
             assert wide[row, at].item() == pytest.approx(exact, rel=1e-6)
+    assert w.rows(1, 3).dequantised().equal(wide[1:3])
+
+
+def test_codes_of_8_bits_have_the_scale_of_their_block():
+    w = in_8_bits(5, 96)
+    wide = w.dequantised()
+    for row, k in ((0, 0), (4, 95), (3, 40)):
+        assert wide[row, k].item() == float(w.scale[row, k // BLOCK]) * int(w.codes[row, k])
     assert w.rows(1, 3).dequantised().equal(wide[1:3])
 
 
