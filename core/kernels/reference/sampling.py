@@ -239,5 +239,6 @@ def _logprobs_topk(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[tor
 
 def spec_verify(draft_ids: torch.Tensor, sampled_ids: torch.Tensor) -> torch.Tensor:
     """How many drafts [S, K] (-1 pads) agree with the ids sampled [S, K + 1], from the left: [S] int32."""
-    agree = (draft_ids == sampled_ids[:, :-1]) & (draft_ids >= 0)
+    padded = torch.cat((draft_ids, torch.full_like(sampled_ids[:, :1], -1)), -1)  # as wide as what was sampled
+    agree = (padded == sampled_ids) & (padded >= 0)
     return ((~agree).cumsum(-1) == 0).sum(-1).int()
