@@ -60,7 +60,7 @@ def _equivalences(model: str, dtype: str) -> Iterator[Case]:
         yield Case.of(ROW, "chunks", **served, chunk=chunk)
     for cached in (False, True):
         yield Case.of(ROW, "preempt", **served, cached=cached)
-    for family in ("prefix", "batch", "positions", "depth", "ranks", "compiled"):
+    for family in ("prefix", "batch", "positions", "depth", "ranks", "compiled", "drafts"):
         yield Case.of(ROW, family, **served)
 
 

@@ -90,6 +90,13 @@ def _ranks(rig: Rig) -> Pair:
     return _options(rig, {}, {"tensor_parallel_size": 2})
 
 
+def _drafts(rig: Rig) -> Pair:
+    """One id after the other, and with drafts: right ones and wrong ones."""
+    one, other = (serve(rig.config(speculative=drafter), [rig.prompts], rig.drawn) for drafter in (None, "ngram:3"))
+    took = _took("right drafts", other.num_right_drafts), _took("wrong drafts", other.num_wrong_drafts)
+    return Pair(rig.prompts, one.answers, other.answers, took)
+
+
 def _options(rig: Rig, *options: dict[str, Any], prompts: bool = True) -> Pair:
     one, other = (serve(rig.config(**more), [rig.prompts], rig.drawn, prompts=prompts) for more in options)
     return Pair(rig.prompts, one.answers, other.answers)
@@ -103,6 +110,7 @@ WAYS: dict[str, Callable[[Rig], Pair]] = {
     "positions": _positions,
     "depth": _depth,
     "ranks": _ranks,
+    "drafts": _drafts,
 }
 
 

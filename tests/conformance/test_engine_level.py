@@ -18,7 +18,7 @@ from conformance.engine import texts
 from core.errors import ConfigError
 from core.plugin import DeviceFacts, loader
 from core.plugin.identity import sha256
-from tests.conformance.wrong_chips import LOST, MASK, MIXED, ROPE, STALE, install_chip
+from tests.conformance.wrong_chips import FEW, LOST, MASK, MIXED, ROPE, STALE, install_chip
 from tests.plugins import install_hostile, install_plugin
 
 ROOT = b"a root"
@@ -74,6 +74,7 @@ F32 = "/model=induction,dtype=float32*"
         pytest.param(MASK, f"greedy{F32}", f"batch{F32}", id="mask", marks=pytest.mark.heavy),
         pytest.param(STALE, f"kl{F32}way=decode*", None, id="stale", marks=pytest.mark.heavy),
         pytest.param(MIXED, f"batch{F32}", f"kl{F32}way=prompt*", id="mixed", marks=pytest.mark.heavy),
+        pytest.param(FEW, f"drafts{F32}", f"depth{F32}", id="few", marks=pytest.mark.heavy),
         pytest.param(LOST, f"chunks{F32}chunk=page-1", None, id="lost"),
     ],
 )

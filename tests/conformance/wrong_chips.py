@@ -101,6 +101,15 @@ def last_reads_the_first(query_starts, kv_lens, block_table, **fixed):
     return attention.attn_plan(query_starts, kv_lens, block_table, **fixed)
 """
 
+FEW = """
+@wrong("attn_plan")
+def few_tokens_see_each_other(*args, **fixed):
+    plan = attention.attn_plan(*args, **fixed)
+    positions = plan.tile_positions_MC
+    num, last = (positions >= 0).sum(1, keepdim=True), positions.amax(1, keepdim=True)
+    return plan._replace(tile_positions_MC=torch.where((positions >= 0) & (num < 5), last, positions))
+"""
+
 LAYER = """
 num_calls = 0
 
