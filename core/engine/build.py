@@ -237,13 +237,13 @@ def _heads(plan: Plan, source: ModelSource) -> Heads | None:
 def _foretell(
     heads: Heads | None, model: Model, config: ModelConfig, builder: Builder, plan: Plan
 ) -> tuple[tuple[KVGroup, ...], Foretell | None]:
-    """KV groups of the model and its draft layers, and these at work: as many as there are drafts."""
+    """KV groups of the model and of as many draft layers as there are drafts; and the layers at work."""
     if heads is None:
         return config.kv_groups, None
     num = parse_speculative(plan.speculative or "").max_drafts
-    layers = DraftHeads(model, builder, num, heads.card.draft_vocab)
+    layers = DraftHeads(model, builder, min(num, heads.card.num_layers), heads.card.draft_vocab)
     groups, place = with_draft_layers(check_family(model).config, num)
-    return groups, Foretell(layers, place, builder.kernels, groups, plan)
+    return groups, Foretell(layers, num, place, builder.kernels, groups, plan)
 
 
 def _shape(model: ModelConfig) -> dict[str, str]:

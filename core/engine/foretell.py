@@ -5,8 +5,9 @@ they pay is the scheduler's affair (`core.speculate.drafting`).
 
 Every token of a step passes through every draft layer, so that their cache has an entry for each. Layer k is given the
 token k places ahead: of a prompt it is known, after a draw it is what was drawn, and further on what the layer before
-foretold. A cache entry that rests on a wrong draft stays as it is, and so does one at the end of a page that another
-sequence shares and continues otherwise: that may spoil a draft, and never an id, because drafts are checked.
+foretold. A cache entry that rests on a wrong draft stays as it is, and so do those at the end of a page that another
+sequence shares and continues otherwise, and of a chunk so near the end of a prompt that the token is not drawn yet.
+That may spoil a draft, and never an id, because drafts are checked.
 """
 
 from __future__ import annotations
@@ -29,14 +30,23 @@ Carry = tuple[torch.Tensor, torch.Tensor]
 
 
 class Foretell:
-    """The layers of `heads`, the first of which has its cache at `place`."""
+    """So many drafts by the layers of `heads`: past the last layer, that one again, with a cache of its own each time.
+
+    place   of the cache for the first draft
+    """
 
     def __init__(
-        self, heads: DraftHeads, place: Place, kernels: KernelSet, groups: tuple[KVGroup, ...], plan: Plan
+        self,
+        heads: DraftHeads,
+        num_drafts: int,
+        place: Place,
+        kernels: KernelSet,
+        groups: tuple[KVGroup, ...],
+        plan: Plan,
     ) -> None:
         need = Need(dtype=plan.dtype)
         group = groups[place.group]
-        self._heads, self._place = heads, place
+        self._heads, self.num_drafts, self._place = heads, num_drafts, place
         self._take, self._put = kernels.bind("take_ids", need), kernels.bind("put_ids", need)
         self._rows, self._sample = kernels.bind("gather_rows", need), kernels.bind("sample", need)
         self._plan = kernels.bind(
@@ -45,10 +55,6 @@ class Foretell:
             page_tokens=plan.page_tokens,
             window=group.retain,
         )
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._heads.layers)
 
     def __call__(
         self,
@@ -59,7 +65,7 @@ class Foretell:
         scratch: torch.Tensor,
         kv: list[list[Planes]],
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, list[list[Planes]]]:
-        """Ids [L] that each layer foretells after each row of logits, the scratch table, and the KV planes.
+        """Drafts [L] after each row of logits, one place after the other, the scratch table, and the KV planes.
 
         w          has the draft vocabulary as `DRAFT_IDS`
         last_ids   with what this step drew
@@ -70,7 +76,8 @@ class Foretell:
         plan = self._plan(x.query_starts, x.kv_lens, x.block_tables[g], num_tokens=x.key.tokens, host=x.host)
         planes = [list(group) for group in kv]
         (ids_T, hidden_TE), table, foretold = carry, last_ids, []
-        for layer, known_T, at in zip(self._heads.layers, x.ahead.known, range(first, len(planes[g])), strict=True):
+        for number, (known_T, at) in enumerate(zip(x.ahead.known, range(first, len(planes[g])), strict=True), 1):
+            layer = self._heads.layer(number)
             ids_T = self._take(self._take(known_T, x.ahead.shift, ids_T), x.ahead.rows, table)
             hidden_TE, planes[g][at] = layer(w, ids_T, hidden_TE, x.positions, x.slots[g], plan, planes[g][at])
             foretold.append(self._likeliest(w, x, hidden_TE))

@@ -66,7 +66,7 @@ class Runner:
             max_blocks=max_blocks,
             sets=sets,
             vocab_size=vocab_size,
-            num_ahead=step.foretell.num_layers if step.foretell else 0,
+            num_ahead=step.foretell.num_drafts if step.foretell else 0,
         )
         self.pack = self._packer.pack  # a call that a profile may wrap
         self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped

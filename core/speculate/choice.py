@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from core.errors import ConfigError
 from core.speculate.card import read_card
@@ -32,7 +32,7 @@ class NgramChoice(NamedTuple):
 
 
 class HeadsChoice(NamedTuple):
-    """Drafts by the draft layers in a folder, one by each."""
+    """Drafts by the draft layers in a folder: one by each, and more by the last one."""
 
     path: str
     max_drafts: int
@@ -45,6 +45,7 @@ class HeadsChoice(NamedTuple):
 
 
 Speculation: TypeAlias = NgramChoice | HeadsChoice
+_Choice = TypeVar("_Choice", NgramChoice, HeadsChoice)
 
 
 def parse_speculative(text: str) -> Speculation:
@@ -59,20 +60,21 @@ def parse_speculative(text: str) -> Speculation:
     )
 
 
-def _check_ngram(asked: NgramChoice) -> NgramChoice:
+def _check_number(asked: _Choice) -> _Choice:
     if not 1 <= asked.max_drafts <= MAX_DRAFTS:
         raise ConfigError(f"speculative asks for {asked.max_drafts} drafts: it must be 1 to {MAX_DRAFTS}")
+    return asked
+
+
+def _check_ngram(asked: NgramChoice) -> NgramChoice:
     if not 1 <= asked.least <= asked.most <= MAX_NGRAM:
         raise ConfigError(
             f"speculative asks for runs of {asked.least}-{asked.most} ids: they must be 1 to {MAX_NGRAM} ids long, and "
             "the first number at most the second"
         )
-    return asked
+    return _check_number(asked)
 
 
 def _choose_heads(path: str, num_drafts: str | None) -> HeadsChoice:
     num_layers = read_card(Path(path)).num_layers
-    asked = HeadsChoice(path, num_layers if num_drafts is None else int(num_drafts))
-    if not 1 <= asked.max_drafts <= num_layers:
-        raise ConfigError(f"speculative asks for {asked.max_drafts} drafts: {path} has {num_layers} draft layers")
-    return asked
+    return _check_number(HeadsChoice(path, num_layers if num_drafts is None else int(num_drafts)))
