@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from core.engine.scheduler import Scheduler
 from core.engine.step import StepOutput, StepPlan, Transfer
+from core.engine.swap import Pace
 from core.errors import RequestError
 from core.kv.cache import KVCache
 from core.kv.groups import KVGroup
@@ -54,13 +55,14 @@ class Arithmetic:
         self, cache: KVCache, num_pages: list[int], page: int, window: int | None, num_swap: tuple[int, ...] = ()
     ) -> None:
         self.cache = cache
-        self.host = [np.full(n * page, -9) for n in num_swap]
+        layers = [group.num_layers for group in cache.groups]
+        self.host = [np.full((num, n * page), -9) for num, n in zip(layers, num_swap, strict=False)]
         self.rng = random.Random(5)
         self.transferred = 0
         self.under_way: deque[tuple[Transfer, bool]] = deque()  # each with whether it is done, though not reported
         self.page = page
         self.window = window
-        self.pools = [np.full(n * page, -7) for n in num_pages]
+        self.pools = [np.full((num, n * page), -7) for num, n in zip(layers, num_pages, strict=True)]
         self.given: dict[int, list[int]] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
         self.last: dict[int, int] = {}
@@ -94,7 +96,7 @@ class Arithmetic:
                 for g, pool in enumerate(self.pools):
                     slot_page = self.tables[row][g][position // self.page]
                     assert slot_page != 0, "a write to the null page"
-                    pool[slot_page * self.page + position % self.page] = token
+                    pool[:, slot_page * self.page + position % self.page] = token
             if samples:
                 ids = [self.read(row, length) for length in range(known, start + count + 1)]
                 drawn += ids
@@ -103,13 +105,16 @@ class Arithmetic:
 
     def move(self, transfer: Transfer) -> None:
         for g, (pages, places) in enumerate(zip(transfer.pages, transfer.host_pages, strict=True)):
-            pool, host = self.pools[g].reshape(-1, self.page), self.host[g].reshape(-1, self.page)
+            layers = slice(*transfer.layers or (0, len(self.pools[g])))
+            pool, host = (
+                x[layers].reshape(-1, x.shape[1] // self.page, self.page) for x in (self.pools[g], self.host[g])
+            )
             assert 0 not in pages
             assert len(set(pages)) == len(pages) == len(set(places)) == len(places)
             if transfer.to_host:
-                host[places] = pool[pages]
+                host[:, places] = pool[:, pages]
             else:
-                pool[pages] = host[places]
+                pool[:, pages] = host[:, places]
 
     def finish_oldest(self) -> None:
         transfer, early = self.under_way.popleft()
@@ -128,7 +133,8 @@ class Arithmetic:
         def at(group: int, position: int) -> int:
             page = self.tables[row][group][position // self.page]
             assert self.cache.pools[group].refs[page] > 0, "reads a page that was given back"
-            return int(self.pools[group][page * self.page + position % self.page])
+            [token] = set(self.pools[group][:, page * self.page + position % self.page].tolist())
+            return token
 
         tokens = [at(0, p) for p in range(length)]
         if self.window is not None:
@@ -148,7 +154,7 @@ def make(
     max_drafts: int = 0,
     answer=following,
 ) -> tuple[Scheduler, Arithmetic]:
-    groups = [KVGroup(1, 1, 1)] + ([KVGroup(1, 1, 1, retain=window)] if window else [])
+    groups = [KVGroup(3, 1, 1)] + ([KVGroup(2, 1, 1, retain=window)] if window else [])
     pages = [num_pages] * len(groups)
     cache = KVCache(groups, pages, page, prefix=True)
     swap = (num_swap,) * len(groups) if num_swap else ()
@@ -162,6 +168,7 @@ def make(
         max_logits=max_seqs * (1 + max_drafts),
         drafting=oracle(answer, max_drafts) if max_drafts else None,
     )
+    scheduler.swaps.pace = Pace(22)  # nothing tells whether that is too much
     return scheduler, Arithmetic(cache, pages, page, window, swap)
 
 
