@@ -35,6 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.heavy
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.partition("/")[0] for name in names}
@@ -48,6 +49,7 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "tests/" in name or "/test_" in name or "__pycache__" in name]
 
 
+@pytest.mark.heavy
 def test_every_python_file_of_the_tree_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tree = {

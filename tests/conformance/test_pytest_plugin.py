@@ -45,7 +45,9 @@ def core_kernels():
 """
 
 
-@pytest.mark.parametrize(("eps", "code"), [("eps", 0), ("eps * 2", 1)], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    ("eps", "code"), [pytest.param("eps", 0, marks=pytest.mark.heavy), ("eps * 2", 1)], ids=["right", "wrong"]
+)
 def test_one_line_in_a_vendors_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eps: str, code: int) -> None:
     install_plugin(monkeypatch, tmp_path / "site", "chip", ONLY_NORM.replace("EPS", eps))
     repository = tmp_path / "repository"

@@ -36,6 +36,7 @@ def statuses(order: Order) -> dict[str, str]:
     return {o.case: o.status for o in certify(order, lambda *_: None).outcomes}
 
 
+@pytest.mark.heavy
 def test_what_is_waived_is_decided_when_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same run, resumed with other waivers: nothing is run again."""
     install_plugin(monkeypatch, tmp_path / "site", "chip", HALF)

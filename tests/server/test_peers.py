@@ -238,6 +238,7 @@ def test_bounds_that_are_passed_are_too_low() -> None:
         assert any("bounds are too low" in line for line in report.notes()) == said
 
 
+@pytest.mark.heavy
 def test_the_command(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """Two peers beside core, on one folder of weights; results for programs and in a folder."""
     out = tmp_path / "out"

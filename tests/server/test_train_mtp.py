@@ -19,6 +19,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_heads_card_and_picture(tiny_llama_dir: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 4)

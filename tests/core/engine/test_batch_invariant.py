@@ -49,7 +49,12 @@ def differing(found: list[Run]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "provider"), [("float32", "cpu-invariant"), ("bfloat16", "cpu-invariant"), ("bfloat16", "cpu-native")]
+    ("dtype", "provider"),
+    [
+        ("float32", "cpu-invariant"),
+        pytest.param("bfloat16", "cpu-invariant", marks=pytest.mark.heavy),
+        ("bfloat16", "cpu-native"),
+    ],
 )
 def test_logits_are_bitwise_equal(tiny_llama_dir, dtype, provider):
     found = runs(tiny_llama_dir, dtype, provider, invariant=True)
