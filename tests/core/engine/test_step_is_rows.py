@@ -14,13 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.config import EngineConfig
 from core.engine.engine import Engine
+from core.engine.foretell import Foretell
 from core.engine.front import Front
 from core.engine.step_function import StepFunction
 from core.model.layers import GatedMLP
 from core.request import SamplingParams, Structured
+from tests.core.speculate.random_heads import write_heads
 from tests.plugins import BARE_PLUGIN, install_hostile, install_plugin
 
-VIEWS = {"aten.alias", "aten.slice", "aten.view"}
+VIEWS = {"aten.alias", "aten.expand", "aten.slice", "aten.view"}
 """All that a step may do by itself. A name added here must be a view: `test_views_are_views`."""
 
 
@@ -61,8 +63,8 @@ def trace(monkeypatch: pytest.MonkeyPatch, model: Path, **options: Any) -> Watch
 
         return run
 
-    for half in ("forward", "draw"):
-        monkeypatch.setattr(StepFunction, half, watched(getattr(StepFunction, half)))
+    for owner, part in ((StepFunction, "forward"), (StepFunction, "draw"), (Foretell, "__call__")):
+        monkeypatch.setattr(owner, part, watched(getattr(owner, part)))
     settings = {"dtype": "float32", "fallback": "allow", "num_kv_blocks": 40, "max_num_batched_tokens": 90, **options}
     engine = Engine(EngineConfig(model=str(model), **settings), tap=watch.tap)
     front, rng = Front(engine.info(), []), random.Random(1)
@@ -93,6 +95,15 @@ def test_a_step_is_kernels_and_views(
     assert watch.num_calls > 100
     assert set(watch.seen) <= VIEWS, watch.seen - Counter(VIEWS)
     assert watch.seen, "the watch saw nothing at all"
+
+
+def test_draft_layers_are_kernels_and_views(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
+) -> None:
+    heads = write_heads(tmp_path / "heads", tiny_llama_dir, 2)
+    watch = trace(monkeypatch, tiny_llama_dir, device="cpu", speculative=f"mtp:{heads}")
+    assert set(watch.seen) <= VIEWS, watch.seen - Counter(VIEWS)
+    assert watch.seen["aten.expand"] > 0, "they were not seen"
 
 
 def test_a_stray_operator_is_seen(monkeypatch: pytest.MonkeyPatch, tiny_llama_dir: Path) -> None:
