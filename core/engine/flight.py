@@ -46,7 +46,7 @@ class Flight:
     hidden      rows of hidden states, from the first to the last that is wanted
     embeds      which draws' rows those are that are wanted
     beside      None where nothing was transferred meanwhile
-    foretold    per draft layer: ids after each draw
+    foretold    for each place after a draw that draft layers foretell: ids, per draw
     """
 
     transfers: Transfers

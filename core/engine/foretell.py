@@ -18,6 +18,7 @@ import torch
 
 from core.engine.pack import StepInput
 from core.kernels.bind import KernelSet
+from core.kernels.row import Kernel
 from core.kv.groups import KVGroup, Place
 from core.model.layers import Planes, Weights
 from core.model.mtp import DraftHeads
@@ -27,6 +28,12 @@ from core.speculate.heads import DRAFT_IDS
 
 Carry = tuple[torch.Tensor, torch.Tensor]
 """Of all tokens of a step: ids_T, and hidden_TE as the model's head is given it."""
+
+
+def attention_plan(kernels: KernelSet, group: KVGroup, plan: Plan) -> Kernel:
+    """The bound `attn_plan` of a KV group."""
+    need = Need(dtype=plan.dtype, head_size=group.head_size, page_tokens=plan.page_tokens)
+    return kernels.bind("attn_plan", need, page_tokens=plan.page_tokens, window=group.retain)
 
 
 class Foretell:
@@ -45,16 +52,10 @@ class Foretell:
         plan: Plan,
     ) -> None:
         need = Need(dtype=plan.dtype)
-        group = groups[place.group]
         self._heads, self.num_drafts, self._place = heads, num_drafts, place
         self._take, self._put = kernels.bind("take_ids", need), kernels.bind("put_ids", need)
         self._rows, self._sample = kernels.bind("gather_rows", need), kernels.bind("sample", need)
-        self._plan = kernels.bind(
-            "attn_plan",
-            Need(dtype=plan.dtype, head_size=group.head_size, page_tokens=plan.page_tokens),
-            page_tokens=plan.page_tokens,
-            window=group.retain,
-        )
+        self._plan = attention_plan(kernels, groups[place.group], plan)
 
     def __call__(
         self,

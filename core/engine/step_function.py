@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.engine.flight import Reported
-from core.engine.foretell import Carry, Foretell
+from core.engine.foretell import Carry, Foretell, attention_plan
 from core.engine.pack import DrawInput, StepInput
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
@@ -45,15 +45,7 @@ class StepFunction:
         self._kernels = {row: kernels.bind(row, need) for row in rows}
         # Ranks draw from the same logits; that they agree is made certain, not assumed.
         self._share = kernels.bind("broadcast", need, group=process_group, source=0) if process_group else None
-        self._plans = [
-            kernels.bind(
-                "attn_plan",
-                Need(dtype=plan.dtype, head_size=g.head_size, page_tokens=plan.page_tokens),
-                page_tokens=plan.page_tokens,
-                window=g.retain,
-            )
-            for g in groups
-        ]
+        self._plans = [attention_plan(kernels, group, plan) for group in groups]
 
     def forward(
         self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
