@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from core.kernels.bind import KernelSet
 from core.kernels.dtypes import TORCH_DTYPES
@@ -110,12 +111,12 @@ class Student:
         with torch.no_grad():
             taught = self._heads.logits(w, batch.hidden.flatten(0, 1)).float()
             mass = (taught.logsumexp(-1) - batch.total.flatten()).exp().clamp(max=1)
-            taught = taught.log_softmax(-1)
+            taught = taught.softmax(-1)
+            least = torch.special.entr(taught).sum(-1)  # cross-entropy of what is learned perfectly
         for number, hidden in enumerate(self._run(w, batch), 1):
             rows, targets = self._positions(batch, number)
-            learned = self._heads.logits(w, hidden[rows]).float().log_softmax(-1)
-            told = taught[targets]
-            each = (told.exp() * (told - learned)).sum(-1)
+            logits = self._heads.logits(w, hidden[rows]).float()
+            each = cross_entropy(logits, taught[targets], reduction="none") - least[targets]
             sums.append((each * mass[targets]).sum())
             weights.append(mass[targets].sum())
         return Losses(torch.stack(sums), torch.stack(weights))
