@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from core.engine.sequence import Sequence
 from core.engine.step import NewSequence, StepOutput, StepPlan, Transfer
+from core.kv.cache import KVCache
 from core.request import Logprobs
-from core.speculate.drafting import num_accepted
+from core.speculate.drafting import Drafting, num_accepted
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Batch:
     """
 
     def __init__(self, budget: int, num_logits: int) -> None:
-        self.budget = budget
+        self._most = self.budget = budget
         self.num_logits = num_logits
         self.items: list[Item] = []
         self.new: list[NewSequence] = []
@@ -51,6 +52,10 @@ class Batch:
     @property
     def full(self) -> bool:
         return self.budget < 1 or self.num_logits < 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self._most - self.budget
 
     @property
     def num_draws(self) -> int:
@@ -97,6 +102,7 @@ class Batch:
             if seq.embeds:
                 embeds += draws
             num_draws += item.num_draws
+        drafters = [item.seq.drafter for item in self.items]
         return StepPlan(
             self.new,
             [item.seq.row for item in self.items],
@@ -111,7 +117,28 @@ class Batch:
             transfers,
             transferred,
             drafts=[list(item.drafts) for item in self.items] if any(item.drafts for item in self.items) else [],
+            foretells=any(drafter.followed for drafter in drafters if drafter),
         )
+
+
+def add_drafts(batch: Batch, drafting: Drafting, cache: KVCache, room: bool) -> list[tuple[int, int, int, int]]:
+    """Let items go on with drafts, for which their tables grow: the entries that change.
+
+    room   nobody waits for pages
+    """
+    edits = []
+    able = [(item, item.seq.drafter) for item in batch.items if item.seq.drafter and item.may_draft]
+    proposed = drafting.propose([drafter for _, drafter in able], batch.num_tokens, batch.num_draws)
+    for (item, _), guessed in zip(able, proposed, strict=True):
+        seq, table, end = item.seq, item.seq.table, item.start + item.num_tokens
+        assert table is not None
+        ids = seq.allowed(guessed[: min(batch.budget, batch.num_logits)])
+        if not (room and cache.can_take(cache.missing(table, end + len(ids)))):
+            del ids[table.capacity - end :]
+        if ids:
+            edits += [(seq.row, *edit) for edit in cache.grow(table, end + len(ids))]
+            batch.draft(item, ids)
+    return edits
 
 
 class Retired(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from core.clock import SYSTEM
 from core.engine.step import StepOutput
 from core.engine.transfers import Transfers
 from core.plugin.device import Event
@@ -34,6 +35,28 @@ class Beside(NamedTuple):
     computed: Event
 
 
+class Foretold(NamedTuple):
+    """What draft layers foretell.
+
+    ids         for each place after a draw: ids, per draw
+    arrived     when they are on the host
+    launch_s    what it took to launch, and to compute on a device that does so at once
+    """
+
+    ids: list[torch.Tensor]
+    arrived: list[Event]
+    launch_s: float
+
+    def read(self, num_draws: int) -> tuple[list[list[int]], float]:
+        """Ids per draw, and what they added to a step that has ended but for them."""
+        start_s = SYSTEM.now_s()
+        for event in self.arrived:
+            event.synchronize()
+        waited_s = SYSTEM.now_s() - start_s
+        columns = (ids[:num_draws].tolist() for ids in self.ids)
+        return [list(ahead) for ahead in zip(*columns, strict=True)], max(self.launch_s, waited_s)
+
+
 @dataclass
 class Flight:
     """What a step draws, and log-probabilities and hidden states where asked for, on the host.
@@ -46,7 +69,7 @@ class Flight:
     hidden      rows of hidden states, from the first to the last that is wanted
     embeds      which draws' rows those are that are wanted
     beside      None where nothing was transferred meanwhile
-    foretold    for each place after a draw that draft layers foretell: ids, per draw
+    foretold    what draft layers foretell; None where they did not
     """
 
     transfers: Transfers
@@ -60,7 +83,7 @@ class Flight:
     hidden: torch.Tensor | None = None
     embeds: list[int] = field(default_factory=list)
     beside: Beside | None = None
-    foretold: list[torch.Tensor] = field(default_factory=list)
+    foretold: Foretold | None = None
 
     @torch.inference_mode()
     def output(self) -> StepOutput:
@@ -72,9 +95,10 @@ class Flight:
             self.transfers.wait_oldest()
         ids = self.ids[: self.num_ids].tolist()
         logprobs, prompt_logprobs = self._logprobs()
-        foretold = [list(ahead) for ahead in zip(*(f[: self.num_ids].tolist() for f in self.foretold), strict=True)]
         hidden = self._hidden_states()
-        return StepOutput(ids, logprobs, prompt_logprobs, hidden, self.transfers.poll(), late, foretold)
+        foretold, foretelling_s = self.foretold.read(self.num_ids) if self.foretold else ([], 0.0)
+        transferred = self.transfers.poll()
+        return StepOutput(ids, logprobs, prompt_logprobs, hidden, transferred, late, foretold, foretelling_s)
 
     def _is_late(self) -> bool | None:
         """Whether transfers are under way when the step has computed: what it drew comes after them, then."""

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import torch
 
+from core.clock import SYSTEM
 from core.engine.canonical import Canonical
 from core.engine.compiled import CompiledStep, Compiles, warm_up
-from core.engine.flight import Beside, Flight, Reported, Wanted
+from core.engine.flight import Beside, Flight, Foretold, Reported, Wanted
 from core.engine.foretell import Carry
 from core.engine.pack import Packer, StepInput
 from core.engine.rows import Rows
@@ -100,18 +101,19 @@ class Runner:
             reported = tuple(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device)
             arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
         hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
-        foretold = self._foretell(x, carry, arrived) if carry else []
+        foretold = self._foretell(x, carry) if carry and plan.foretells else None
         drawn = host, plan.num_draws, arrived
         return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds, beside, foretold)
 
-    def _foretell(self, x: StepInput, carry: Carry, arrived: list[Event]) -> list[torch.Tensor]:
+    def _foretell(self, x: StepInput, carry: Carry) -> Foretold:
         """Let the draft layers follow, and start copying what they foretell."""
         assert self._step.foretell
+        start_s = SYSTEM.now_s()
         tables = self._last_ids, self._scratch, self.kv
         foretold, self._scratch, self.kv = self._step.foretell(self.weights, x, carry, *tables)
         hosts = [self._device.host_empty(tuple(ids_L.shape), torch.int32) for ids_L in foretold]
-        arrived += [self._device.d2h(host, ids_L) for host, ids_L in zip(hosts, foretold, strict=True)]
-        return hosts
+        arrived = [self._device.d2h(host, ids_L) for host, ids_L in zip(hosts, foretold, strict=True)]
+        return Foretold(hosts, arrived, SYSTEM.now_s() - start_s)
 
     def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
         """Start copying the rows of these draws, and of those between: one copy, and few rows more."""

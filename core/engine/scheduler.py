@@ -27,7 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.clock import SYSTEM, Clock
-from core.engine.batch import Batch, Item, retire
+from core.engine.batch import Batch, Item, add_drafts, retire
 from core.engine.roster import Roster
 from core.engine.sequence import Sequence, Status
 from core.engine.step import StepOutput, StepPlan
@@ -123,7 +123,7 @@ class Scheduler(Roster):
         if room:
             self._admit_waiting(batch)
         if self.drafting:
-            self._draft(batch, self.drafting, room)
+            self._edits += add_drafts(batch, self.drafting, self.cache, room)
         transfers = self.swaps.take() if batch.items or not self._flights else []
         plan = batch.plan(self._edits, transfers, self.swaps.transferred)
         if not plan.rows and not self._flights and self.swaps.under_way:
@@ -133,7 +133,7 @@ class Scheduler(Roster):
             self._flights.append(Flight(batch.items, plan.num_tokens, self._clock.now_s()))
         if plan.rows:
             self.num_steps += 1
-            self.step_sizes.add(self.max_tokens - batch.budget)
+            self.step_sizes.add(batch.num_tokens)
         self.masked = batch.masked
         stuck = plan.is_empty and not self._flights
         assert not stuck or all(seq.status is Status.LOADING for seq in self.sequences()), "nothing can run"
@@ -198,10 +198,14 @@ class Scheduler(Roster):
             heapq.heappop(self._waiting)
             if self.drafting and not seq.drafter and not seq.embeds:
                 seq.drafter = self.drafting.open(seq.token_ids)
+            if seq.drafter and not lease.foretold:
+                seq.drafter.followed = False
             if seq.host is not None and lease.num_tokens < seq.host.num_tokens:
                 self._load(seq, lease, batch)
                 continue
             self.swaps.drop(seq)
+            if self.drafting and seq.drafter and lease.foretold:
+                self.drafting.follow(seq.drafter, len(self.running) + 1)
             seq.table = self.cache.open(lease)
             seq.num_computed = lease.num_tokens
             if seq.num_cached is None:
@@ -227,26 +231,12 @@ class Scheduler(Roster):
         batch.new.append(seq.for_devices())
         batch.add(seq, seq.frontier, count)
 
-    def _draft(self, batch: Batch, drafting: Drafting, room: bool) -> None:
-        """Let items go on with drafts. `room`: nobody waits for pages."""
-        able = [(item, item.seq.drafter) for item in batch.items if item.seq.drafter and item.may_draft]
-        proposed = drafting.propose([drafter for _, drafter in able], self.max_tokens - batch.budget, batch.num_draws)
-        for (item, _), guessed in zip(able, proposed, strict=True):
-            seq, table, end = item.seq, item.seq.table, item.start + item.num_tokens
-            assert table is not None
-            ids = seq.allowed(guessed[: min(batch.budget, batch.num_logits)])
-            if not (room and self.cache.can_take(self.cache.missing(table, end + len(ids)))):
-                del ids[table.capacity - end :]
-            if ids:
-                self._edits += [(seq.row, *edit) for edit in self.cache.grow(table, end + len(ids))]
-                batch.draft(item, ids)
-
     def update(self, output: StepOutput) -> list[SequenceOutput]:
         """Retire the oldest step in flight with what it drew."""
         outputs = []
         flight = self._flights.popleft()
         if self.drafting and flight.num_tokens:
-            self.drafting.learn_time(flight.num_tokens, self._took_s(flight))
+            self.drafting.learn_time(flight.num_tokens, self._took_s(flight), output.foretelling_s)
         for item, drawn, logprobs, foretold in retire(flight.items, output):
             seq = item.seq
             if self.drafting and seq.drafter and drawn:
@@ -295,6 +285,8 @@ class Scheduler(Roster):
         num_pages = seq.num_computed // self.cache.page_tokens
         if self.cache.prefix_caching and num_pages > table.committed:
             seq.extend_keys(num_pages * self.cache.page_tokens, self.cache.page_tokens)
-            self._edits += [(seq.row, *edit) for edit in self.cache.commit(table, seq.keys, num_pages, seq.token_ids)]
+            foretold = seq.drafter is not None and seq.drafter.followed
+            edits = self.cache.commit(table, seq.keys, num_pages, seq.token_ids, foretold=foretold)
+            self._edits += [(seq.row, *edit) for edit in edits]
         if self.cache.windowed:
             self.cache.trim(table, seq.num_computed)

@@ -121,7 +121,7 @@ class Sequence:
     @property
     def _waits(self) -> bool:
         """Whether it cannot go on, or should not, before its last draw is known."""
-        return self.in_step or self.num_drafts > 0 or (self.drafter is not None and self.drafter.record.waits)
+        return self.in_step or self.num_drafts > 0 or (self.drafter is not None and self.drafter.waits)
 
     @property
     def scores_next(self) -> bool:

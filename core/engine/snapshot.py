@@ -61,6 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_compiles         functions that the device compiled, in compile_s; num_late_compiles: after the warm-up
     num_drafts           draws that came with drafts; num_draft_tokens: these; num_accepted_tokens: the right ones;
                          num_accepted_at: by place among the drafts of a draw; empty: nothing drafts
+    num_foretelling_steps   in which draft layers foretold ids, in foretelling_s
     sequences            running ones first, then in order of admission; perhaps not all
     """
 
@@ -87,6 +88,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_at: list[int]
+    num_foretelling_steps: int
+    foretelling_s: float
     groups: list[GroupSnapshot]
     sequences: list[SequenceSnapshot]
 
@@ -133,6 +136,8 @@ def take_snapshot(scheduler: Scheduler, compiles: Compiles, max_sequences: int) 
         num_draft_tokens=drafted.num_tokens,
         num_accepted_tokens=sum(drafted.num_accepted_at),
         num_accepted_at=list(drafted.num_accepted_at),
+        num_foretelling_steps=drafted.num_foretelling,
+        foretelling_s=drafted.foretelling_s,
         groups=groups,
         sequences=[_sequence(seq, len(groups)) for seq in first],
     )

@@ -63,6 +63,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     waits                  there is nothing to compute: the step ends when the oldest transfer does
     drafts                 per item, ids guessed to follow its last token: they are computed with it, `counts` has them,
                            and there is a draw after each of them, too; empty: no item has any
+    foretells              draft layers follow: they compute all tokens, and foretell ids after each draw
 
     An id at a position that the runner was not given is the last one drawn for that row. It was given every id before
     drafts.
@@ -82,6 +83,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     transferred: int = 0
     waits: bool = False
     drafts: list[list[int]] = msgspec.field(default_factory=list)
+    foretells: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -108,11 +110,12 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     ids              per draw of the plan, in order; -1 where the logits were not numbers
     logprobs         per draw; None where the request asked for none; empty when none did
     prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
-    foretold         per draw: ids that draft layers foretell to follow it; empty without such layers
+    foretold         per draw: ids that draft layers foretell to follow it; empty where they did not
     hidden           per entry of the plan's `embeds`: the hidden state after the last norm, float32, little-endian
     transferred      number of the last transfer that is complete, and with it all before; 0: none
     late             whether a transfer started with the step or before was still under way when it had computed; None:
                      there was none, or nothing to compute
+    foretelling_s    what draft layers added to the time of the step
     """
 
     ids: list[int]
@@ -122,3 +125,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     transferred: int = 0
     late: bool | None = None
     foretold: list[list[int]] = msgspec.field(default_factory=list)
+    foretelling_s: float = 0.0

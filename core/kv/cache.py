@@ -33,10 +33,12 @@ class Lease:
 
     num_tokens   tokens whose entries are all here
     pages        per group, by position; 0 where the group no longer retains the entry
+    foretold     whether draft layers, where there are any, have their entries there, too
     """
 
     num_tokens: int
     pages: list[Pages]
+    foretold: bool = True
 
 
 class BlockTable:
@@ -88,6 +90,8 @@ class KVCache:
         self._most = [None if step_tokens is None else group.pages_held(page_tokens, step_tokens) for group in groups]
         self.indexes = [PrefixIndex(n) for n in num_pages]
         self.pools = [PagePool(n, on_evict=partial(self._forget, g)) for g, n in enumerate(num_pages)]
+        self._ahead = [g for g, group in enumerate(groups) if group.lookahead]
+        self._skipped = {g: np.zeros(num_pages[g], bool) for g in self._ahead}  # pages that draft layers did not fill
         self.events: KVEvents | None = None  # who is told of pages that can be found, and of those that no longer can
 
     def _forget(self, group: int, page: int) -> None:
@@ -111,7 +115,7 @@ class KVCache:
         tables = [full[g][:end] if g in full else self._resume(g, keys, end) for g in range(len(self.groups))]
         for pool, pages in zip(self.pools, tables, strict=True):
             pool.pin(pages[pages != 0])
-        return Lease(end * self.page_tokens, tables)
+        return Lease(end * self.page_tokens, tables, not any(self._skipped[g][tables[g]].any() for g in self._ahead))
 
     def _boundary(self, keys: bytes, limit: int) -> int:
         """The greatest boundary, in pages and at most `limit`, where every window can resume."""
@@ -198,10 +202,13 @@ class KVCache:
         table.capacity = table.length * self.page_tokens
         return edits
 
-    def commit(self, table: BlockTable, keys: bytes, num_pages: int, token_ids: Sequence[int] = ()) -> list[Edit]:
+    def commit(
+        self, table: BlockTable, keys: bytes, num_pages: int, token_ids: Sequence[int] = (), *, foretold: bool = True
+    ) -> list[Edit]:
         """Make the first `num_pages` pages of the table findable under `keys`; all their tokens are computed.
 
         token_ids   of the sequence, for events
+        foretold    draft layers have computed them, too
 
         Where another sequence was first with the same content, the table changes to that sequence's page, so that
         whoever holds a page holds all pages before it.
@@ -211,7 +218,7 @@ class KVCache:
             key = keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
             for g in range(len(self.groups)):
                 if i >= table.first[g]:
-                    edits += self._commit_page(table, g, i, key)
+                    edits += self._commit_page(table, g, i, key, foretold)
         if self.events:
             known = {edit.position for edit in edits if edit.group == GROUP}
             first = max(table.committed, table.first[GROUP])
@@ -219,11 +226,13 @@ class KVCache:
         table.committed = max(table.committed, num_pages)
         return edits
 
-    def _commit_page(self, table: BlockTable, g: int, i: int, key: bytes) -> list[Edit]:
+    def _commit_page(self, table: BlockTable, g: int, i: int, key: bytes, foretold: bool) -> list[Edit]:
         pool, index = self.pools[g], self.indexes[g]
         mine, known = int(table.pages[g][i]), index.find(key)
         if known is None:
             pool.commit(mine, i)
+            if g in self._skipped:
+                self._skipped[g][mine] = not foretold
             index.insert(key, mine, table.pages[g])
             return []
         pool.pin(np.array([known], np.int32))

@@ -41,7 +41,7 @@ class HeadsChoice(NamedTuple):
         return f"mtp:{self.path}:{self.max_drafts}"
 
     def open(self) -> Drafting:
-        return Drafting(lambda: None, self.max_drafts, Lengths())
+        return Drafting(None, self.max_drafts, Lengths())
 
 
 Speculation: TypeAlias = NgramChoice | HeadsChoice

@@ -15,7 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.speculate.lengths import Lengths, Record
+from core.speculate.lengths import EXPECTED, Drafts, Lengths, Record
+
+_NEWS = 0.02  # weight of one sequence in what is expected of the next
+_JUDGE, _PATIENCE = 4, 3  # draws with ids foretold; times in a row that it did not pay
+_RETRY = 64  # sequences that are not followed, for one that is all the same
 
 
 class Drafter(Protocol):
@@ -34,54 +38,94 @@ def num_accepted(drafts: Sequence[int], drawn: Sequence[int]) -> int:
 
 
 class SequenceDrafts:
-    """A sequence's drafter, or else what the device foretells of it, and what came of its drafts."""
+    """A sequence's drafter, or else what the device foretells of it, and what came of its drafts.
 
-    def __init__(self, drafter: Drafter | None, token_ids: Sequence[int]) -> None:
-        """`token_ids` is the list that the sequence adds to."""
+    followed   the device foretells, and did so in every step that computed tokens of the sequence
+    """
+
+    def __init__(self, drafter: Drafter | None, token_ids: Sequence[int], expected: float) -> None:
+        """`token_ids` is the list that the sequence adds to; `expected`: chance that a draft is right."""
         self._drafter, self._token_ids = drafter, token_ids
+        self.followed = False
         self._foretold: Sequence[int] = ()
         self._foretold_at = 0  # how many ids were known then
-        self.record = Record()
+        self.record = Record(expected)
 
     def hear(self, foretold: Sequence[int]) -> None:
         """The device foretells these ids, after all that are known now."""
         self._foretold, self._foretold_at = foretold, len(self._token_ids)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the sequence should wait for each draw, so that drafts can follow it."""
+        return (self._drafter is not None or self.followed) and self.record.waits
+
     def propose(self, num: int) -> list[int]:
-        if self._drafter is None:
-            return list(self._foretold[:num]) if self._foretold_at == len(self._token_ids) else []
-        return self._drafter.propose(self._token_ids, num) if num > 0 else []
+        if self._drafter is not None:
+            return self._drafter.propose(self._token_ids, num) if num > 0 else []
+        if self.followed and self._foretold_at == len(self._token_ids):
+            return list(self._foretold[:num])
+        return []
 
 
 @dataclass
 class DraftCounts:
-    """Since the start: drafts that were right, by their place among those of a draw; draws with drafts; drafts."""
+    """Since the start: drafts that were right, by their place among those of a draw; draws with drafts; drafts.
+
+    num_foretelling, foretelling_s   steps in which the device foretold ids, and how long that took
+    """
 
     num_accepted_at: list[int]
     num_drafts: int = 0
     num_tokens: int = 0
+    num_foretelling: int = 0
+    foretelling_s: float = 0.0
 
 
 class Drafting:
     """What drafts for the sequences of one engine.
 
-    open_drafter   for each sequence; it gives None where the device foretells ids
+    open_drafter   for each sequence; None: the device foretells ids
     max_drafts     of a sequence in a step
     lengths        decides how many pay; None: all that are proposed are computed
 
     counts         for people
+
+    Foretelling costs a part of every step, and a sequence must be followed from its first token on. So it is left off
+    for all sequences of a step where it did not pay for some time, and for new ones that it would not pay for; but for
+    one of many of those, to see whether that is still so.
     """
 
     def __init__(
-        self, open_drafter: Callable[[], Drafter | None], max_drafts: int, lengths: Lengths | None = None
+        self, open_drafter: Callable[[], Drafter] | None, max_drafts: int, lengths: Lengths | None = None
     ) -> None:
         self._open_drafter = open_drafter
         self.max_drafts, self.lengths = max_drafts, lengths
         self.counts = DraftCounts([0] * max_drafts)
+        self._expected = EXPECTED
+        self._num_judged = self._num_lost = self._num_refused = 0
 
     def open(self, token_ids: Sequence[int]) -> SequenceDrafts:
         """For a sequence with these ids, and those that are added to them."""
-        return SequenceDrafts(self._open_drafter(), token_ids)
+        if self._open_drafter is None:
+            return SequenceDrafts(None, token_ids, self._expected)
+        return SequenceDrafts(self._open_drafter(), token_ids, EXPECTED)
+
+    def follow(self, drafts: SequenceDrafts, num_running: int) -> None:
+        """Let the device follow a sequence of which nothing is computed, or no more than it has followed already.
+
+        num_running   sequences, with this one
+        """
+        drafts.followed = self._open_drafter is None and self._would_pay(num_running)
+
+    def _would_pay(self, num: int) -> bool:
+        if not (self.lengths and self.counts.num_foretelling):
+            return True
+        alike = [(Record(self._expected), self.max_drafts)] * num
+        if self.lengths.worth(alike, num, num) >= 1:
+            return True
+        self._num_refused += 1
+        return self._num_refused % _RETRY == 0
 
     def propose(self, drafts: Sequence[SequenceDrafts], num_tokens: int, num_draws: int) -> list[list[int]]:
         """Drafts of sequences in a step that has so many tokens and draws without them."""
@@ -89,17 +133,37 @@ class Drafting:
         if self.lengths is None:
             return proposed
         wanted = [(each.record, len(ids)) for each, ids in zip(drafts, proposed, strict=True)]
+        if self._open_drafter is None and any(proposed):
+            self._judge(self.lengths, drafts, wanted, num_tokens, num_draws)
         counts = self.lengths.choose(wanted, num_tokens, num_draws)
         return [ids[:count] for ids, count in zip(proposed, counts, strict=True)]
 
-    def learn_time(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+    def _judge(
+        self, lengths: Lengths, drafts: Sequence[SequenceDrafts], wanted: Drafts, num_tokens: int, num_draws: int
+    ) -> None:
+        """Now and then, whether foretelling pays for those that it is done for; if it does not, they are given up."""
+        self._num_judged += 1
+        if self._num_judged % _JUDGE or not self.counts.num_foretelling:
+            return
+        self._num_lost = self._num_lost + 1 if lengths.worth(wanted, num_tokens, num_draws) < 1 else 0
+        if self._num_lost == _PATIENCE:
+            self._num_lost = 0
+            for each in drafts:
+                each.followed = False
+
+    def learn_time(self, num_tokens: int, seconds: float, foretelling_s: float) -> None:
+        """A step of so many tokens took so long, a part of it to foretell ids."""
+        if foretelling_s:
+            self.counts.num_foretelling += 1
+            self.counts.foretelling_s += foretelling_s
         if self.lengths:
-            self.lengths.add_step(num_tokens, seconds)
+            self.lengths.add_step(num_tokens, seconds, foretelling_s)
 
     def learn(self, drafts: SequenceDrafts, num: int, num_right: int) -> None:
         """A draw of a sequence came with so many drafts, and so many of them were right."""
         drafts.record.add(num, num_right)
+        if num:
+            self._expected += _NEWS * (drafts.record.chance - self._expected)
         self.counts.num_drafts += num > 0
         self.counts.num_tokens += num
         for place in range(num_right):

@@ -5,14 +5,19 @@ right draft. Drafts are taken in the order of their chance, and as many of them 
 where that is hardly more than without. What is not known is found out: a step of a new size, and now and then one of a
 size that is always given drafts, has none; the chance of a sequence that does not draft drifts back to what is expected
 of strangers, so that it is tried again. Times fall at once and rise slowly: what disturbs a step makes it longer.
+
+Where the device foretells ids, that is a part of the step, and its time is known by itself: so is what it would take
+without (`worth`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 EXPECTED = 0.7  # chance of a draft, of which nothing is known yet
 _NEWS, _DRIFT = 0.1, 0.005  # weights of one outcome, and of one draw without drafts
@@ -22,6 +27,12 @@ _LEAST_GAIN = 1.03  # less than that is lost in what is not measured
 _WORTH = 0.2  # right drafts a draw that are worth a wait for the draw before
 _TRIAL, _EVERY = 8, 64
 
+Floats: TypeAlias = npt.NDArray[np.float64]
+Drafts: TypeAlias = "Sequence[tuple[Record, int]]"
+"""Of each sequence: how good its drafts are, and how many there are."""
+_Ranked: TypeAlias = tuple[float, int, int]
+"""Minus the chance that it is right, its place among those of its sequence, the sequence's number."""
+
 
 class Record:
     """How good the drafts of one sequence are.
@@ -29,8 +40,8 @@ class Record:
     chance   that a draft is right if those before it are
     """
 
-    def __init__(self) -> None:
-        self.chance = EXPECTED
+    def __init__(self, expected: float = EXPECTED) -> None:
+        self.chance = self._expected = expected
         self._num_right_a_draw = 1.0
         self._num_draws = 0
 
@@ -48,49 +59,79 @@ class Record:
         if num_right < num:
             self.chance -= _NEWS * self.chance
         if not num:
-            self.chance += _DRIFT * (EXPECTED - self.chance)
+            self.chance += _DRIFT * (self._expected - self.chance)
+
+
+class _Times:
+    """How long something took lately in steps of each number of tokens, and a line between those."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []  # in order
+        self._seconds: list[float] = []
+
+    def add(self, size: int, seconds: float) -> None:
+        at = bisect_left(self._sizes, size)
+        if at < len(self._sizes) and self._sizes[at] == size:
+            news = _SHORTER if seconds < self._seconds[at] else _LONGER
+            self._seconds[at] += news * (seconds - self._seconds[at])
+        else:
+            self._sizes.insert(at, size)
+            self._seconds.insert(at, seconds)
+
+    def of(self, sizes: Floats) -> Floats:
+        return np.interp(sizes, self._sizes, self._seconds) if self._sizes else np.zeros(len(sizes))
 
 
 class Lengths:
     """Chooses the drafts of a step."""
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []  # tokens, in order, of which the time is known
-        self._times: list[float] = []
+        self._computing, self._foretelling = _Times(), _Times()
         self._ages: dict[int, int] = {}  # size without drafts -> steps with some since the last one without
 
-    def add_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+    def add_step(self, num_tokens: int, seconds: float, foretelling_s: float = 0.0) -> None:
+        """A step of so many tokens took so long in all, and so long to foretell ids; 0: it did not."""
         size = _rounded(num_tokens)
         self._ages[size] = 0
-        at = bisect_left(self._sizes, size)
-        if at < len(self._sizes) and self._sizes[at] == size:
-            news = _SHORTER if seconds < self._times[at] else _LONGER
-            self._times[at] += news * (seconds - self._times[at])
-        else:
-            self._sizes.insert(at, size)
-            self._times.insert(at, seconds)
+        self._computing.add(size, seconds - foretelling_s)
+        if foretelling_s:
+            self._foretelling.add(size, foretelling_s)
 
-    def choose(self, drafts: Sequence[tuple[Record, int]], num_tokens: int, num_draws: int) -> list[int]:
+    def choose(self, drafts: Drafts, num_tokens: int, num_draws: int) -> list[int]:
         """How many drafts of each sequence to compute, of so many that there are.
 
         num_tokens, num_draws   of the step without drafts
         """
         counts = [0] * len(drafts)
-        ranked = sorted((-(record.chance**place), place, i) for i, (record, num) in enumerate(drafts)
-                        for place in range(1, num + 1))  # fmt: skip
+        ranked = _ranked(drafts)
         size = _rounded(num_tokens)
         if not ranked or self._ages.get(size, _REFRESH) >= _REFRESH:
             return counts
-        emitted = num_draws + np.concatenate([[0], np.cumsum([-chance for chance, _, _ in ranked])])
-        sizes = num_tokens + np.arange(len(emitted))
-        rates = emitted / np.interp(sizes, self._sizes, self._times)
+        rates = self._rates(ranked, num_tokens, num_draws)
         best = int(rates.argmax())
         if rates[best] >= _LEAST_GAIN * rates[0]:
             self._ages[size] += 1
             for _, _, i in ranked[:best]:
                 counts[i] += 1
         return counts
+
+    def worth(self, drafts: Drafts, num_tokens: int, num_draws: int) -> float:
+        """Most tokens a second that such a step emits if ids are foretold, over those if they are not, nor drafted."""
+        rates = self._rates(_ranked(drafts), num_tokens, num_draws)
+        alone = num_draws / self._computing.of(np.array([float(num_tokens)]))
+        return float(rates.max() / alone[0])
+
+    def _rates(self, ranked: list[_Ranked], num_tokens: int, num_draws: int) -> Floats:
+        """Tokens a second, with none, one, ... of the drafts."""
+        emitted = num_draws + np.concatenate([[0], np.cumsum([-chance for chance, _, _ in ranked])])
+        sizes = num_tokens + np.arange(len(emitted), dtype=np.float64)
+        return emitted / (self._computing.of(sizes) + self._foretelling.of(sizes))
+
+
+def _ranked(drafts: Drafts) -> list[_Ranked]:
+    """All drafts, the likeliest first."""
+    return sorted((-(record.chance**place), place, i) for i, (record, num) in enumerate(drafts)
+                  for place in range(1, num + 1))  # fmt: skip
 
 
 def _rounded(num_tokens: int) -> int:

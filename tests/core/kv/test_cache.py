@@ -414,3 +414,17 @@ def test_tables_grow_without_moving_under_who_reads_them() -> None:
     assert before[29] == page
     assert table.pages[0] is not before
     assert len(set(table.held(0).tolist())) == 150
+
+
+def test_a_lease_says_whether_draft_layers_have_entries_in_all_of_it() -> None:
+    groups = [KVGroup(1, 1, 8), KVGroup(2, 1, 8, lookahead=1)]
+    cache = KVCache(groups, [20, 20], 2, True)
+    keys = chain_keys(root_key(b"spec", ""), [1, 2, 3, 4, 5, 6], 2)
+    for ids, foretold in (([1, 2, 3, 4], True), ([1, 2, 3, 4, 5, 6], False)):
+        lease = cache.lease(keys, len(ids))
+        table = cache.open(lease)
+        cache.grow(table, len(ids))
+        cache.commit(table, keys, len(ids) // 2, foretold=foretold)
+        cache.close(table)
+    assert cache.lease(keys, 4).foretold
+    assert not cache.lease(keys, 6).foretold

@@ -37,6 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also drafts that do not pay."""
     monkeypatch.setattr(Lengths, "choose", lambda self, drafts, *_: [num for _, num in drafts])
+    monkeypatch.setattr(Lengths, "worth", lambda *_: 2.0)
 
 
 @torch.inference_mode()
