@@ -116,6 +116,9 @@ class Exposition:
         yield self._counter("spec_decode_num_drafts", "Draws that came with drafts.", s.num_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafts.", s.num_draft_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.", s.num_accepted_tokens)
+        followed = "Steps in which the device foretold drafts."
+        yield self._counter("foretelling_steps", followed, s.num_foretelling_steps, "core")
+        yield self._counter("foretelling_seconds", "What that added to them.", s.foretelling_s, "core")
         name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Those by their place among the drafts of a draw."
         metric = CounterMetricFamily(name, text, labels=self._names("position"))
         for position, num in enumerate(s.num_accepted_at):

@@ -118,6 +118,16 @@ def test_whatever_is_asked(tiny_llama_dir, mixed, case):
     assert (seen.num_swapped > 0) == ("swap_space" in CASES[case])
 
 
+def test_where_rounding_is_coarse_batch_invariance_keeps_ids(tiny_llama_dir):
+    """In bfloat16, with the device's own kernels: not only the ids are the same, but every bit of what is reported."""
+    few = {"dtype": "bfloat16", "batch_invariant": True}
+    params = msgspec.structs.replace(GREEDY, logprobs=1)
+    plain, _ = serve(tiny_llama_dir, params, **few)
+    drafted, seen = serve(tiny_llama_dir, params, ids_of(plain), **few)
+    assert [(out.token_ids, out.logprobs) for out in drafted] == [(out.token_ids, out.logprobs) for out in plain]
+    assert seen.num_accepted_tokens > 20
+
+
 def test_a_prefix_of_drafts_is_found_again(tiny_llama_dir, greedy):
     """Pages with entries of right drafts are what they would be without."""
     follow = [out.prompt_ids + out.token_ids + [9] for out in greedy]
