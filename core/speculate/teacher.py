@@ -30,6 +30,7 @@ from core.speculate.student import Batch
 from core.speculate.texts import Text
 
 Progress = Callable[[int, int], None]
+ROWS = 64  # of logits that are made wide at a time: they stay in caches
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ class _Frozen:
         step = _Step(put(positions), rows, [put(slots)] * len(a.groups))
         ids = put(np.concatenate([np.array(text, np.int32) for text in texts]))
         logits, hidden, _ = a.model(self._weights, ids, step, plans, self._planes(int(first[-1])))
-        wide = logits.float()
-        return hidden.cpu(), wide.logsumexp(-1).cpu(), wide.argmax(-1).int().cpu()
+        seen = [_judged(some) for some in logits.split(ROWS)]
+        return hidden.cpu(), torch.cat([total for total, _ in seen]).cpu(), torch.cat([best for _, best in seen]).cpu()
 
     def _planes(self, num_pages: int) -> list[list[tuple[torch.Tensor, ...]]]:
         a = self._assembly
@@ -170,3 +171,9 @@ class _Frozen:
             ]
             for group, layout in zip(a.groups, a.layouts, strict=True)
         ]
+
+
+def _judged(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rows of logits: log of the sum of exponentials, and the likeliest token."""
+    wide = logits.float()
+    return wide.logsumexp(-1), wide.argmax(-1).int()
