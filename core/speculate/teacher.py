@@ -156,7 +156,7 @@ class _Frozen:
         step = _Step(put(positions), rows, [put(slots)] * len(a.groups))
         ids = put(np.concatenate([np.array(text, np.int32) for text in texts]))
         logits, hidden, _ = a.model(self._weights, ids, step, plans, self._planes(int(first[-1])))
-        seen = [_judged(some) for some in logits.split(ROWS)]
+        seen = [_judged(some) for some in torch.split(logits, ROWS)]
         return hidden.cpu(), torch.cat([total for total, _ in seen]).cpu(), torch.cat([best for _, best in seen]).cpu()
 
     def _planes(self, num_pages: int) -> list[list[tuple[torch.Tensor, ...]]]:
