@@ -28,6 +28,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     return made
 
 
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The same as a table of Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def plan_tables(
     plan: Iterable[Sequence[object]], kernels: Iterable[Sequence[object]], notes: Sequence[str]
 ) -> list[Table]:

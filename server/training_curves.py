@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import matplotlib
-
-matplotlib.use("svg")
+from typing import TYPE_CHECKING
 
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from server.svg import as_svg
 
 if TYPE_CHECKING:
     from core.speculate.checkpoint import History
 
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "training",  # the same picture has the same text
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 _SMOOTH = 20  # steps that a point of the loss is the mean of
 
 
-def draw(history: History) -> str:
+@as_svg("training")
+def draw(history: History) -> Figure:
     """Two panels over the steps: loss in training, and the part of held-out positions where a layer agrees with the
     model, given that all layers before it do."""
-    layers = range(len(history.losses[0]))
-    with plt.rc_context(_STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-        for k in layers:
-            left.plot(_smooth([losses[k] for losses in history.losses]), label=f"layer {k + 1}")
-            steps = [judged.step for judged in history.judged]
-            right.plot(steps, [judged.per_position[k] for judged in history.judged], marker=".", label=f"layer {k + 1}")
-        left.set(xlabel="step", ylabel="loss (nats)", yscale="log")
-        right.set(xlabel="step", ylabel="agreement", ylim=(0, 1))
-        right.legend(frameon=False)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
-    return out.getvalue()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    for k in range(len(history.losses[0])):
+        left.plot(_smooth([losses[k] for losses in history.losses]), label=f"layer {k + 1}")
+        steps = [judged.step for judged in history.judged]
+        right.plot(steps, [judged.per_position[k] for judged in history.judged], marker=".", label=f"layer {k + 1}")
+    left.set(xlabel="step", ylabel="loss (nats)", yscale="log")
+    right.set(xlabel="step", ylabel="agreement", ylim=(0, 1))
+    right.legend(frameon=False)
+    return figure
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

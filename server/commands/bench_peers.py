@@ -1,13 +1,13 @@
 """`core bench peers`: core beside other engines on the same weights, in turns, and beside what the machine can do."""
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from server.commands.options import engine_config, with_options
+from server.commands.out_folder import make_folder
 from server.commands.static_cases import static_cases
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def peers(
     asked = parse_peers(peer)
     check(config, asked)
     if out is not None:
-        _make_folder(out)
+        make_folder(out)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is loaded, and so do kernels of core
     from server.peers.report import Report
@@ -51,14 +51,3 @@ def peers(
         return
     screen.print(report.table())
     log.print("\n".join(report.notes()), highlight=False)
-
-
-def _make_folder(out: Path) -> None:
-    """Raises: ConfigError before minutes of work whose results could not be written."""
-    from core.errors import ConfigError
-
-    if find_spec("matplotlib") is None:
-        raise ConfigError("the picture of --out needs matplotlib: pip install 'core[train]', or leave --out away")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out} is there already and is no empty folder: name another one")
-    out.mkdir(parents=True, exist_ok=True)

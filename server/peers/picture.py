@@ -1,40 +1,27 @@
 """The picture of a comparison: a panel for each case, a bar for each runner, as SVG."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from server.measure import Result
+from server.svg import as_svg
 
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "peers",  # the same picture has the same text
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 CORE, OTHER, BOUND = "#2563eb", "#a8a29e", "#57534e"
 
 
-def draw(results: Sequence[Sequence[Result]], bounds: Sequence[float]) -> str:
+@as_svg("peers")
+def draw(results: Sequence[Sequence[Result]], bounds: Sequence[float]) -> Figure:
     """Medians as bars from zero, with the spread as a line on each, and the bound as a mark where it is in reach."""
     names = [result.runner for result in results[0]]
     height = len(results) * (0.6 + 0.22 * len(names))
-    with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(len(results), 1, figsize=(7, height), layout="constrained", squeeze=False)
-        for panel, row, bound in zip(axes[:, 0], results, bounds, strict=True):
-            _panel(panel, row, bound)
-        axes[-1, 0].set_xlabel("tokens per second; a line is the spread of the rounds, dashed what no engine can pass")
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
-    return out.getvalue()
+    figure, axes = plt.subplots(len(results), 1, figsize=(7, height), layout="constrained", squeeze=False)
+    for panel, row, bound in zip(axes[:, 0], results, bounds, strict=True):
+        _panel(panel, row, bound)
+    axes[-1, 0].set_xlabel("tokens per second; a line is the spread of the rounds, dashed what no engine can pass")
+    return figure
 
 
 def _panel(panel: Any, row: Sequence[Result], bound: float) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from server.measure import Result
 from server.peers.idle import ALLOWED_SHARE
-from server.show import table
+from server.show import markdown, table
 
 if TYPE_CHECKING:
     from server.compare import Comparison
@@ -114,10 +114,8 @@ class Report:
 
     def markdown(self) -> str:
         columns, rows = cells(self.comparison.results, self.bounds)
-        lines = [columns, ["---"] * len(columns), *rows]
-        made = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {line}" for line in self.notes())
-        return f"{TITLE}.\n\n{made}\n\n{notes}\n"
+        return f"{TITLE}.\n\n{markdown(columns, rows)}\n\n{notes}\n"
 
     def write(self, folder: Path) -> None:
         """Results, table and picture."""

@@ -1,0 +1,15 @@
+"""The folder of `--out`: results, tables and a picture of a measurement."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def make_folder(out: Path) -> None:
+    """Raises: ConfigError before minutes of work whose results could not be written."""
+    from core.errors import ConfigError
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("the picture of --out needs matplotlib: pip install 'core[train]', or leave --out away")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out} is there already and is no empty folder: name another one")
+    out.mkdir(parents=True, exist_ok=True)
