@@ -1,7 +1,7 @@
 """Prompts for a model to write text of its own: kinds of requests, each about one of many topics.
 
-Topics for held-out text are others than those for training. The order is shuffled by a seed, and repeats when all
-have been had; the draws of the answers differ then.
+Topics for held-out text are others than those for training, and so is what held-out requests for code ask for. The
+order is shuffled by a seed, and repeats when all have been had; the draws of the answers differ then.
 """
 
 from __future__ import annotations
@@ -162,11 +162,50 @@ _HELD_OUT_TOPICS = [
     "reversing a string",
 ]
 
+_ASK_FOR_CODE = [
+    "Write a Python function that {does}.",
+    "Write a JavaScript function that {does}, with comments.",
+    "Write a program in C that {does}.",
+    "Write a Java class with a method that {does}, and a main method that uses it.",
+    "Write unit tests in Python for a function that {does}.",
+    "Write a Rust function that {does}, and explain each line.",
+    'Go on with this Python file:\n\ndef {call}:\n    """It {does}."""\n',
+    "Go on with this JavaScript file, and add examples:\n\n// It {does}.\nfunction {call} {{\n",
+]
+
+_HELD_OUT_CODE = {
+    "count_vowels(text)": "counts the vowels of a text",
+    "transpose(matrix)": "turns the rows of a matrix into columns",
+    "merge_intervals(intervals)": "merges intervals that overlap",
+    "is_balanced(text)": "says whether the brackets in a text match",
+    "second_largest(values)": "finds the second largest of some values",
+    "roman_numeral(year)": "writes a year as a Roman numeral",
+    "flatten(nested)": "makes a flat list of nested lists",
+    "longest_line(path)": "finds the longest line of a file",
+    "caesar(text, shift)": "encrypts a text by the Caesar cipher",
+    "moving_average(values, size)": "computes a moving average",
+    "group_by_length(words)": "groups words by their lengths",
+    "hamming_distance(left, right)": "counts the places in which two strings differ",
+    "parse_csv_line(line)": "splits a line of a CSV file, with quotes heeded",
+    "to_binary(number)": "writes a whole number in binary digits",
+    "remove_duplicates(values)": "drops values that occurred before",
+    "breadth_first(graph, start)": "visits all nodes of a graph, the nearest first",
+}
+
 
 def prompts(held_out: bool, seed: int) -> Iterator[str]:
     """Without end. Every kind of request meets every topic once before any pair comes again."""
     topics = _HELD_OUT_TOPICS if held_out else _TOPICS
-    pairs = [ask.format(topic) for ask in _ASK for topic in topics]
-    random.Random(seed).shuffle(pairs)
+    return _shuffled([ask.format(topic) for ask in _ASK for topic in topics], seed)
+
+
+def code_prompts(seed: int) -> Iterator[str]:
+    """Requests for code, held out, without end: as `prompts`."""
+    tasks = _HELD_OUT_CODE.items()
+    return _shuffled([ask.format(call=call, does=does) for ask in _ASK_FOR_CODE for call, does in tasks], seed)
+
+
+def _shuffled(each: list[str], seed: int) -> Iterator[str]:
+    random.Random(seed).shuffle(each)
     while True:
-        yield from pairs
+        yield from each

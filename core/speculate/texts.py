@@ -79,7 +79,7 @@ def read_texts(path: Path, order: Order) -> list[Text]:
 
 def _write_group(llm: LLM, order: Order, numbers: range) -> list[Text]:
     asked = list(itertools.islice(prompts(order.held_out, order.seed), numbers.start, numbers.stop))
-    ids = [_prompt_ids(llm, prompt)[: int(order.row_tokens * LONGEST_PROMPT)] for prompt in asked]
+    ids = [prompt_ids(llm, prompt)[: int(order.row_tokens * LONGEST_PROMPT)] for prompt in asked]
     temperatures = [order.temperatures[n % len(order.temperatures)] for n in numbers]
     sampling = [
         SamplingParams(temperature=t, max_tokens=order.row_tokens - len(each), seed=order.seed + n)
@@ -92,7 +92,7 @@ def _write_group(llm: LLM, order: Order, numbers: range) -> list[Text]:
     ]
 
 
-def _prompt_ids(llm: LLM, prompt: str) -> list[int]:
+def prompt_ids(llm: LLM, prompt: str) -> list[int]:
     """As a conversation, where the model has a template."""
     try:
         return llm.chat_prompt([{"role": "user", "content": prompt}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from core.engine.build import assemble
 from core.engine.llm import LLM
 from core.errors import ConfigError
 from core.speculate.material import frequent
-from core.speculate.prompts import prompts
+from core.speculate.prompts import code_prompts, prompts
 from core.speculate.teacher import trace
 from core.speculate.texts import GROUP, Order, Text, read_files, read_texts, write_texts
 from tests.core.engine.oracle import reference
@@ -27,6 +28,21 @@ def test_held_out_prompts_are_about_other_topics() -> None:
     assert len(learn) > 3000
     assert len(held_out) > 300
     assert not learn & held_out
+
+
+def test_held_out_code_is_in_no_other_prompt() -> None:
+    """Neither what it does, nor its name; some prompts are the beginning of it."""
+    code = {*itertools.islice(code_prompts(0), 1000)}
+    assert len(code) == 128
+    others = "\n".join(
+        {*itertools.islice(prompts(False, 0), 5000)} | {*itertools.islice(prompts(True, 0), 1000)}
+    ).lower()
+    begun = re.findall(r'def (\w+)\(.*\):\n    """It (.+)\."""\n', "\n".join(code))
+    assert len(begun) == 16
+    for name, does in begun:
+        assert does not in others
+        assert name.replace("_", " ") not in others
+        assert sum(does in prompt for prompt in code) == 8
 
 
 def test_orders_of_prompts_follow_from_the_seed() -> None:
