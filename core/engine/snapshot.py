@@ -97,7 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 def take_snapshot(scheduler: Scheduler, compiles: Compiles, max_sequences: int) -> Snapshot:
     """With at most so many sequences."""
     cache, swaps, running = scheduler.cache, scheduler.swaps, set(scheduler.running)
-    drafted = scheduler.drafting.counts if scheduler.drafting else DraftCounts([])
+    drafted = scheduler.drafting.counts if scheduler.drafting else DraftCounts([], [])
     first = heapq.nsmallest(max_sequences, scheduler.sequences(), key=lambda seq: (seq not in running, seq.order))
     groups = [
         GroupSnapshot(

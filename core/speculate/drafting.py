@@ -70,12 +70,14 @@ class SequenceDrafts:
 
 @dataclass
 class DraftCounts:
-    """Since the start: drafts that were right, by their place among those of a draw; draws with drafts; drafts.
+    """Since the start: drafts that were right, by their place among those of a draw, and those that could be, since all
+    before them were; draws with drafts; drafts.
 
     num_foretelling, foretelling_s   steps in which the device foretold ids, and how long that took
     """
 
     num_accepted_at: list[int]
+    num_reached_at: list[int]
     num_drafts: int = 0
     num_tokens: int = 0
     num_foretelling: int = 0
@@ -101,7 +103,7 @@ class Drafting:
     ) -> None:
         self._open_drafter = open_drafter
         self.max_drafts, self.lengths = max_drafts, lengths
-        self.counts = DraftCounts([0] * max_drafts)
+        self.counts = DraftCounts([0] * max_drafts, [0] * max_drafts)
         self._expected = EXPECTED
         self._num_judged = self._num_lost = self._num_refused = 0
 
@@ -168,3 +170,5 @@ class Drafting:
         self.counts.num_tokens += num
         for place in range(num_right):
             self.counts.num_accepted_at[place] += 1
+        for place in range(min(num, num_right + 1)):
+            self.counts.num_reached_at[place] += 1

@@ -191,6 +191,7 @@ def test_counts() -> None:
         one.learn(drafts, num, right)
     counts = one.counts
     assert (counts.num_drafts, counts.num_tokens, counts.num_accepted_at) == (3, 6, [2, 1, 0])
+    assert counts.num_reached_at == [3, 1, 1]
     assert drafts.record.chance != EXPECTED
 
 
