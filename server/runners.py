@@ -1,9 +1,10 @@
 """Core itself, to be measured. Peers run outside of this process: `server.peers`."""
 
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -13,6 +14,13 @@ from core.errors import DeviceError
 from core.request import SamplingParams, new_request_id
 from server.measure import Timing
 from server.show import open_llm
+
+
+class Step(NamedTuple):
+    """A turn of the engine: its end, in seconds since the start, and the ids drawn, by the number of their prompt."""
+
+    end_s: float
+    drawn: dict[int, list[int]]
 
 
 class CoreRunner:
@@ -27,26 +35,36 @@ class CoreRunner:
         self._front = Front(self.llm.engine.info(), ())
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> Timing:
+        waiting, first_s, num_decoded, end_s = set(range(len(prompts))), 0.0, 0, 0.0
+        for end_s, drawn in self.steps(prompts, num_tokens):
+            if not waiting:
+                num_decoded += sum(map(len, drawn.values()))
+                continue
+            waiting -= drawn.keys()
+            if not waiting:
+                first_s = end_s
+        return Timing(first_s, end_s, num_decoded)
+
+    def steps(self, prompts: list[list[int]], num_tokens: int) -> Iterator[Step]:
+        """Continue every prompt, as one batch, greedily, by exactly `num_tokens`: each step once it has ended.
+
+        Raises: RequestError for what cannot be served; DeviceError when a step fails.
+        """
         engine = self.llm.engine
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens)
         start_s = time.perf_counter()
-        waiting = set()
-        for prompt in prompts:
+        numbers = {}
+        for number, prompt in enumerate(prompts):
             request = self._front.request(prompt, sampling, request_id=new_request_id("bench"))
-            waiting.add(request.request_id)
+            numbers[request.request_id] = number
             engine.add(request)
-        first_s, num_decoded = 0.0, 0
         while engine.busy:
             outputs = engine.step()
-            if not waiting:
-                num_decoded += sum(len(output.new_ids) for output in outputs)
             for output in outputs:
                 if output.error:
                     raise DeviceError(output.error)
-                waiting.discard(output.request_id)
-            if not waiting and not first_s:
-                first_s = time.perf_counter() - start_s
-        return Timing(first_s, time.perf_counter() - start_s, num_decoded)
+            drawn = {numbers[output.request_id]: output.new_ids for output in outputs}
+            yield Step(time.perf_counter() - start_s, drawn)
 
     def processor_s(self) -> float:
         """Processor time of this process so far."""

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.commands import bench_peers, bench_serve
+from server.commands import bench_peers, bench_serve, bench_spec
 from server.commands.options import engine_config, parse_count, with_engine, with_options
-from server.commands.static_cases import BATCH_SIZES, static_cases
+from server.commands.static_cases import static_cases
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure speed: in this process, or of a server.")
 app.command("serve")(bench_serve.serve)
 app.command("peers")(bench_peers.peers)
+app.command("spec")(bench_spec.spec)
 
 
 @app.command("latency")
@@ -45,48 +46,6 @@ def throughput(
     from server.measure import Case
 
     _compare(config, [Case("throughput", num_prompts, input_len, output_len)], num_iters, peer, as_json)
-
-
-@app.command("spec")
-@with_engine
-def spec(
-    config: "EngineConfig",
-    batch_size: Annotated[list[int], typer.Option(help="Sequences that decode together; repeatable.")] = BATCH_SIZES,
-    output_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens to decode.")] = 128,
-    num_iters: Annotated[int, typer.Option(min=1, help="Repetitions, after one to warm up.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
-    """What --speculative (default: ngram) gains: tokens per second of decoding with drafts, and without."""
-    import dataclasses
-    from statistics import median
-
-    import msgspec
-
-    from server.draft_speed import gains
-    from server.show import out, print_json, progress, table
-
-    if config.speculative is None:
-        config = msgspec.structs.replace(config, speculative="ngram")
-    with progress("Measuring") as tick:
-        found = list(gains(config, batch_size, output_len, num_iters, tick))
-    if as_json:
-        print_json({"speculative": config.speculative, "results": [dataclasses.asdict(gain) for gain in found]})
-        return
-    rows = [
-        [
-            f"{gain.kind}, batch {gain.batch_size}",
-            *(
-                f"{median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f})"
-                for rates in (gain.without, gain.drafted)
-            ),
-            f"{gain.ratio:.2f}",
-            f"{gain.tokens_per_draw:.2f}",
-            f"{gain.accepted:.0%}",
-        ]
-        for gain in found
-    ]
-    columns = ["prompts", "without", config.speculative or "", "gain", "tokens a step with drafts", "drafts right"]
-    out.print(table("Tokens per second: median (spread)", columns, rows))
 
 
 @app.command("host")

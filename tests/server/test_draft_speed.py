@@ -1,27 +1,214 @@
-"""`core bench spec`: what drafts gain, on a device without arithmetic."""
+"""`core bench spec`: its arithmetic by hand, its prompts, and measurements of small models."""
 
+import itertools
 import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from processes import run_core
+import torch
+from processes import run_here
 
-from server.draft_speed import KINDS, Gain
+from core import LLM, ConfigError, EngineConfig, SamplingParams
+from server.draft_speed.asked import CANDIDATES, choose
+from server.draft_speed.gain import Gain, Run, rates, watch
+from server.draft_speed.report import Report
+from server.draft_speed.run import KINDS, Wanted, margin, measure
+from server.runners import Step
+from tests.core.engine.oracle import reference
+from tests.core.speculate.random_heads import write_heads
 
-ARGS = ("--device", "null", "--num-kv-blocks", "200", "--batch-size", "1", "--batch-size", "3", "--output-len", "12")
+EOS = 2
 
 
-@pytest.mark.heavy
-def test_it_tells_both_kinds_at_each_batch_size() -> None:
-    done = run_core("bench", "spec", *ARGS, "--num-iters", "2", "--json")
+def run(tokens_per_s: float, tokens_per_step: float = 1.0, step_s: float = 1.0, num_draws: int = 10) -> Run:
+    return Run([], num_draws, tokens_per_s, tokens_per_step, step_s)
+
+
+def gain(**more: object) -> Gain:
+    runs = {
+        "without": [run(1.0), run(2.0), run(30.0)],
+        "drafted": [run(4.0, 3.0, 2.0), run(6.0, 4.0, 1.0), run(45.0, 1.0, 2.0)],
+    }
+    counts = {"num_draft_tokens": 60, "num_accepted_at": [8, 2, 0], "num_reached_at": [16, 8, 0]}
+    return Gain(**{"kind": "copy", "batch_size": 2, "max_drafts": 3, **runs, **counts, **more})
+
+
+def test_a_run_by_hand() -> None:
+    """Two sequences of six tokens: the second begins late, and the first ends early. All run from 3 s to 6 s."""
+    steps = [
+        Step(1.0, {0: [1]}),
+        Step(3.0, {0: [2], 1: [7]}),
+        Step(3.5, {}),
+        Step(4.0, {0: [3, 4], 1: [8]}),
+        Step(6.0, {0: [5, 6], 1: [9]}),
+        Step(9.0, {1: [10, 11, 12]}),
+        Step(9.5, {}),
+    ]
+    assert watch(steps, 2, 6) == Run([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]], 8, 9 / 6.5, 6 / 2 / 2, 3.0 / 2)
+
+
+def test_sequences_that_never_run_together_say_nothing() -> None:
+    steps = [Step(1.0, {0: [1]}), Step(2.0, {0: [2, 3]}), Step(3.0, {1: [4]}), Step(4.0, {1: [5, 6]})]
+    with pytest.raises(ConfigError, match=r"of 3 tokens ended before all 2 had begun: raise --output-len"):
+        watch(steps, 2, 3)
+
+
+def test_a_gain_by_hand() -> None:
+    """Each repetition with drafts stands beside the one without that was run just before."""
+    one = gain()
+    assert one.ratios == [4.0, 3.0, 1.5]
+    assert one.measured == 3.0
+    assert one.implied == 1.5
+    assert (one.tokens_per_step, one.step_without_s, one.step_drafted_s) == (3.0, 1.0, 2.0)
+    assert one.drafts_per_draw == 2.0
+    assert one.acceptance == [0.5, 0.25, None]
+    assert rates([1], [4]) == [0.25]
+
+
+@pytest.fixture(scope="module")
+def null_llm(tiny_llama_dir: Path) -> LLM:
+    """The id that it draws is the last one plus 1, of 384."""
+    return LLM(str(tiny_llama_dir), device="null", num_kv_blocks=400, enable_prefix_caching=False)
+
+
+def test_answers_that_end_early_are_not_measured(null_llm: LLM) -> None:
+    def length(prompt: list[int]) -> int:
+        return (EOS - prompt[-1]) % 384
+
+    some = list(itertools.islice(CANDIDATES["copy"](null_llm), 64))
+    wanted = [prompt for prompt in some if length(prompt) > 200]
+    assert 32 < len(wanted) < 60
+    assert choose("copy", len(wanted), 200, null_llm) == wanted
+
+
+@pytest.mark.parametrize(("kind", "num"), [("chat", 384), ("code", 128)])
+def test_prompts_are_had_once(null_llm: LLM, kind: str, num: int) -> None:
+    found = choose(kind, num, 2, null_llm)
+    assert len({tuple(prompt) for prompt in found}) == num
+    with pytest.raises(ConfigError, match=rf"only {num} {kind} prompts .* 2 tokens, .* {num + 1}: lower"):
+        choose(kind, num + 1, 2, null_llm)
+
+
+def test_copies_can_be_foretold(null_llm: LLM) -> None:
+    """The last ids stand twice in what comes before, and are followed by the same ids."""
+    for prompt in itertools.islice(CANDIDATES["copy"](null_llm), 5):
+        num = (len(prompt) - 4) // 2
+        assert prompt[:num] == prompt[num : 2 * num]
+        assert prompt[2 * num :] == prompt[:4]
+
+
+def test_by_how_much_an_id_was_likelier(tiny_llama_dir: Path) -> None:
+    prompt = [7, 300, 2, 91]
+    with LLM(str(tiny_llama_dir), device="cpu", dtype="float32") as llm:
+        [output] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+        right = output.token_ids
+        other = [*right[:3], right[3] ^ 1, 0, 0]
+        found = margin(llm, prompt, right, other)
+    with torch.inference_mode():
+        logits = reference(str(tiny_llama_dir))(torch.tensor([prompt + right[:3]])).logits[0, -1]
+    assert found == pytest.approx(float(logits[right[3]] - logits[right[3] ^ 1]), abs=1e-4)
+    assert found > 0
+
+
+def by_text(model: Path, folder: Path) -> list[str]:
+    return ["ngram:2:1-3", "ngram:5:1-3"]
+
+
+def by_heads(model: Path, folder: Path) -> list[str]:
+    heads = write_heads(folder / "heads", model, 2)
+    return [f"mtp:{heads}:1", f"mtp:{heads}:3"]
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("drafters", [by_text, by_heads])
+def test_what_is_measured(
+    drafters: Callable[[Path, Path], list[str]], fixed: bool, tiny_llama_dir: Path, tmp_path: Path
+) -> None:
+    """Draws and right drafts are all tokens there are; no answer is another one; fixed, no draft is spared."""
+    config = EngineConfig(model=str(tiny_llama_dir), device="cpu", dtype="float32", num_kv_blocks=200)
+    told: list[tuple[int, int]] = []
+    wanted = Wanted(drafters(tiny_llama_dir, tmp_path), [1, 3], 24, 2, fixed)
+    report = measure(config, wanted, lambda done, total: told.append((done, total)))
+    most = [int(text.split(":")[2 if drafters is by_heads else 1]) for text in wanted.speculative]
+    assert [(g.max_drafts, g.kind, g.batch_size) for g in report.gains] == list(itertools.product(most, KINDS, (1, 3)))
+    assert told == [(3 * done, 36) for done in range(1, 13)]
+    for one in report.gains:
+        assert one.num_answers == 2 * one.batch_size
+        num_draws = sum(r.num_draws for r in one.drafted)
+        assert num_draws + sum(one.num_accepted_at) == 24 * one.num_answers
+        assert sum(r.num_draws for r in one.without) == 24 * one.num_answers
+        assert not one.margins
+        assert {r.tokens_per_step for r in one.without} == {1.0}
+        assert all(r.tokens_per_step >= 1 and r.step_s > 0 and r.tokens_per_s > 0 for r in one.drafted)
+        assert all(num <= right for num, right in zip(one.num_reached_at[1:], one.num_accepted_at, strict=False))
+        if fixed and drafters is by_heads:  # after each draw but the first of an answer, and perhaps the last
+            assert num_draws - 2 * one.num_answers <= one.num_reached_at[0] < num_draws
+            assert one.drafts_per_draw > 0.8 * one.max_drafts
+        if one.batch_size == 1:  # the model describes all steps
+            assert one.implied == pytest.approx(one.measured)
+    if drafters is by_text:
+        assert sum(sum(one.num_accepted_at) for one in report.gains) > 0
+
+
+def test_what_is_shown() -> None:
+    gains = [gain(), gain(max_drafts=1, num_accepted_at=[3], num_reached_at=[4], margins=[0.25, -0.125])]
+    report = Report("m", "core 1", ["ngram:3", "ngram:1"], True, 8, gains)
+    for _, columns, rows in report.cells():
+        assert {len(columns)} == set(map(len, rows))
+    assert report.notes()[2:] == [
+        "2 of 12 answers differ between the two engines: the first other id was up to 0.25 nats off"
+    ]
+    lines = report.markdown().splitlines()
+    assert "| copy | 2 | 3 | 2.0 (1.0 to 30.0) | 6.0 (4.0 to 45.0) | 3.00 (1.50 to 4.00) | 0 of 6 |" in lines
+    assert "| copy | 2 | 3 | 2.00 | 3.00 | 1000.0 | 2000.0 | 1.50 | 3.00 |" in lines
+    assert "| copy | 2 | 3 | 50% of 16 | 25% of 8 | - |" in lines
+    assert "| copy | 2 | 1 | 75% of 4 |  |  |" in lines
+
+
+@pytest.mark.parametrize("off", [0.6, -0.6])
+def test_answers_that_differ_for_no_reason_are_called_a_defect(off: float) -> None:
+    report = Report("m", "core 1", ["ngram:3"], False, 8, [gain(margins=[0.1, off])])
+    assert "1 differ by more than rounding: a defect" in report.notes()[-1]
+
+
+def test_the_command(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Results for programs, and in a folder; without --speculative, drafts are what followed before."""
+    out = tmp_path / "out"
+    args = ["--device", "null", "--num-kv-blocks", "200", "--batch-size", "2", "--output-len", "6", "--num-iters", "2"]
+    args += ["--drafts", "2", "--drafts", "4", "--fixed"]
+    done = run_here("bench", "spec", str(tiny_llama_dir), *args, "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["speculative"] == "ngram"
-    assert [(gain["kind"], gain["batch_size"]) for gain in told["results"]] == [(k, n) for k in KINDS for n in (1, 3)]
-    for gain in told["results"]:
-        assert [len(gain["without"]), len(gain["drafted"])] == [2, 2]
-        assert min(gain["without"] + gain["drafted"]) > 0
-        assert gain["tokens_per_draw"] >= 1
-        assert 0 <= gain["accepted"] <= 1
+    assert told == json.loads((out / "drafts.json").read_text())
+    assert (told["speculative"], told["fixed"]) == (["ngram:2:2-4", "ngram:4:2-4"], True)
+    assert [(g["max_drafts"], g["kind"]) for g in told["results"]] == list(itertools.product((2, 4), KINDS))
+    for each in told["results"]:
+        assert len(each["gains"]) == 2
+        assert len(each["acceptance"]) == each["max_drafts"]
+        assert each["num_differing"] == 0
+    for kind in KINDS:
+        assert f"| {kind} | 2 | 4 |" in (out / "drafts.md").read_text()
+        assert kind in (out / "drafts.svg").read_text()
+    assert ElementTree.parse(out / "drafts.svg").getroot().tag.endswith("svg")
 
 
-def test_a_gain_is_a_ratio_of_medians() -> None:
-    assert Gain("copy", 1, [1.0, 2.0, 30.0], [4.0, 6.0, 5.0]).ratio == 2.5
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--drafts", "33"], ["33", "1 to 32"]),
+        (["--drafts", "0"], ["0 drafts", "1 to 32"]),
+        (["--batch-size", "9", "--max-num-seqs", "8"], ["--batch-size is 9", "8", "--max-num-seqs"]),
+        (["--batch-size", "0"], ["--batch-size"]),
+        (["--output-len", "1"], ["--output-len", "2"]),
+        (["--out", "."], ["--out", "empty"]),
+        (["--speculative", "guess"], ["guess", "ngram"]),
+    ],
+)
+def test_refused(args: list[str], words: list[str], tiny_llama_dir: Path) -> None:
+    done = run_here("bench", "spec", str(tiny_llama_dir), "--device", "null", "--num-kv-blocks", "200", *args)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    for word in words:
+        assert word in line

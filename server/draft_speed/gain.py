@@ -1,0 +1,131 @@
+"""What a run with drafts did beside one without: the gain, and the cost model that explains it.
+
+With drafts a sequence gets several tokens from a step, and a step takes longer. So while all sequences of a batch run,
+the gain is
+
+    tokens per step / (time of a step with drafts / time of a step without)
+
+which is what a server with work enough would have. What is measured over whole answers is less in a batch: sequences
+whose drafts are right end sooner, and the others go on in steps that are less full.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from core import ConfigError
+from server.runners import Step
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation, by sequences that draw the same number of ids.
+
+    ids            of each prompt
+    num_draws      of all sequences; each gave an id and right drafts
+    tokens_per_s   from the moment at which every sequence had its first one to the end
+    tokens_per_step, step_s   of a sequence, and seconds: means over the steps in which all sequences run and decode
+    """
+
+    ids: list[list[int]]
+    num_draws: int
+    tokens_per_s: float
+    tokens_per_step: float
+    step_s: float
+
+
+def watch(steps: Iterable[Step], num_seqs: int, output_len: int) -> Run:
+    """Raises: ConfigError where a sequence ended before another one began."""
+    ids: list[list[int]] = [[] for _ in range(num_seqs)]
+    ends, num_draws = list[tuple[float, int]](), 0  # of turns from when all have begun: seconds, and tokens so far
+    num_whole = 0  # of these turns, those that draw, up to the first end of a sequence
+    for end_s, drawn in steps:
+        ended = max(map(len, ids)) == output_len
+        for number, new in drawn.items():
+            ids[number] += new
+        num_draws += len(drawn)
+        if ends and not ended and drawn:
+            num_whole += 1
+            whole = end_s, sum(map(len, ids))
+        if all(ids):
+            ends.append((end_s, sum(map(len, ids))))
+    if not num_whole:
+        raise ConfigError(
+            f"a sequence of {output_len} tokens ended before all {num_seqs} had begun: raise --output-len, or "
+            "--max-num-batched-tokens"
+        )
+    (start_s, before), (end_s, after) = ends[0], ends[-1]
+    return Run(
+        ids=ids,
+        num_draws=num_draws,
+        tokens_per_s=(after - before) / (end_s - start_s),
+        tokens_per_step=(whole[1] - before) / num_whole / num_seqs,
+        step_s=(whole[0] - start_s) / num_whole,
+    )
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Of one kind of prompts, one batch size and one draft length. Runs: one for each repetition, in turns.
+
+    max_drafts             that a sequence may have in a step
+    num_draft_tokens       that were computed
+    num_accepted_at        those of them that were right, by place among the drafts of a draw
+    num_reached_at         those that could be, since all before them were
+    margins                of answers that differ, by how much likelier the first other id was without drafts (nats)
+    """
+
+    kind: str
+    batch_size: int
+    max_drafts: int
+    without: list[Run]
+    drafted: list[Run]
+    num_draft_tokens: int
+    num_accepted_at: list[int]
+    num_reached_at: list[int]
+    margins: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Measured: tokens per second with drafts beside those without, of each repetition."""
+        return [d.tokens_per_s / p.tokens_per_s for p, d in zip(self.without, self.drafted, strict=True)]
+
+    @property
+    def measured(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return statistics.median(run.tokens_per_step for run in self.drafted)
+
+    @property
+    def step_without_s(self) -> float:
+        return statistics.median(run.step_s for run in self.without)
+
+    @property
+    def step_drafted_s(self) -> float:
+        """Draft layers included, where there are some."""
+        return statistics.median(run.step_s for run in self.drafted)
+
+    @property
+    def implied(self) -> float:
+        """The gain that the cost model gives, as `measured`: the median of what each repetition gives."""
+        pairs = zip(self.without, self.drafted, strict=True)
+        return statistics.median(d.tokens_per_step / (d.step_s / p.step_s) for p, d in pairs)
+
+    @property
+    def drafts_per_draw(self) -> float:
+        return self.num_draft_tokens / sum(run.num_draws for run in self.drafted)
+
+    @property
+    def acceptance(self) -> list[float | None]:
+        return rates(self.num_accepted_at, self.num_reached_at)
+
+    @property
+    def num_answers(self) -> int:
+        return self.batch_size * len(self.drafted)
+
+
+def rates(accepted: Sequence[int], reached: Sequence[int]) -> list[float | None]:
+    """By place: the part of the drafts that were right, of those whose predecessors were; None: there were none."""
+    return [right / num if num else None for right, num in zip(accepted, reached, strict=True)]

@@ -1,0 +1,153 @@
+"""What a measurement of drafts says: as tables on the screen, as Markdown, for programs, and as a picture."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from server.draft_speed.gain import Gain, Run
+from server.show import markdown, table
+
+RESULTS, TABLES, PICTURE = "drafts.json", "drafts.md", "drafts.svg"
+NEAR_TIE = 0.5
+"""Nats. Rounding may turn what is closer than that, and nothing may turn what is not."""
+_CASE = ["prompts", "batch", "drafts"]
+_MEASURED = [*_CASE, "without", "with", "gain", "answers differ"]
+_MODEL = [*_CASE, "drafts a draw", "tokens a step", "ms without", "ms with", "gain implied", "measured"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run of `core bench spec`.
+
+    versions      of core, torch and the device
+    fixed         all drafts that were proposed were computed
+    """
+
+    model: str
+    versions: str
+    speculative: list[str]
+    fixed: bool
+    output_len: int
+    gains: list[Gain]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "model": self.model,
+            "versions": self.versions,
+            "speculative": self.speculative,
+            "fixed": self.fixed,
+            "output_len": self.output_len,
+            "results": [_listed(gain) for gain in self.gains],
+        }
+
+    def cells(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Of each table: title, columns and rows."""
+        places = max(gain.max_drafts for gain in self.gains)
+        return [
+            ("Tokens per second: median (spread)", _MEASURED, [_case(g) + _measured(g) for g in self.gains]),
+            ("Why: a step of all sequences", _MODEL, [_case(g) + _explained(g) for g in self.gains]),
+            (
+                "Drafts that are right, by place, of those after right ones",
+                [*_CASE, *(str(place + 1) for place in range(places))],
+                [_case(g) + _accepted(g, places) for g in self.gains],
+            ),
+        ]
+
+    def tables(self) -> list[Table]:
+        return [table(*each) for each in self.cells()]
+
+    def notes(self) -> list[str]:
+        """What the tables rest on, and answers that were others with drafts."""
+        how = "all that are proposed are computed" if self.fixed else "as many are computed as pay"
+        margins = [margin for gain in self.gains for margin in gain.margins]
+        num_answers = sum(gain.num_answers for gain in self.gains)
+        lines = [
+            f"{self.model}, {' and '.join(self.speculative)}: {how}; answers of {self.output_len} tokens",
+            self.versions,
+            f"{len(margins)} of {num_answers} answers differ between the two engines",
+        ]
+        if margins:
+            lines[-1] += f": the first other id was up to {max(map(abs, margins)):.2f} nats off"
+        if num := sum(abs(margin) > NEAR_TIE for margin in margins):
+            lines.append(f"{num} differ by more than rounding: a defect of core or of the device's kernels, report it")
+        return lines
+
+    def markdown(self) -> str:
+        made = [f"{title}.\n\n{markdown(columns, rows)}" for title, columns, rows in self.cells()]
+        notes = "\n".join(f"- {line}" for line in self.notes())
+        return "\n\n".join([*made, notes]) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Results, tables and picture."""
+        from server.draft_speed.picture import draw
+
+        (folder / RESULTS).write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        (folder / TABLES).write_text(self.markdown())
+        (folder / PICTURE).write_text(draw(self.gains))
+
+
+def _listed(gain: Gain) -> dict[str, Any]:
+    return {
+        "kind": gain.kind,
+        "batch_size": gain.batch_size,
+        "max_drafts": gain.max_drafts,
+        "without_tokens_per_s": _rates(gain.without),
+        "drafted_tokens_per_s": _rates(gain.drafted),
+        "gains": gain.ratios,
+        "gain": gain.measured,
+        "implied_gain": gain.implied,
+        "tokens_per_step": gain.tokens_per_step,
+        "drafts_per_draw": gain.drafts_per_draw,
+        "step_without_s": gain.step_without_s,
+        "step_drafted_s": gain.step_drafted_s,
+        "num_accepted_at": gain.num_accepted_at,
+        "num_reached_at": gain.num_reached_at,
+        "acceptance": gain.acceptance,
+        "num_answers": gain.num_answers,
+        "num_differing": len(gain.margins),
+        "margins": gain.margins,
+    }
+
+
+def _case(gain: Gain) -> list[str]:
+    return [gain.kind, str(gain.batch_size), str(gain.max_drafts)]
+
+
+def _measured(gain: Gain) -> list[str]:
+    return [
+        _spread(_rates(gain.without), ",.1f"),
+        _spread(_rates(gain.drafted), ",.1f"),
+        _spread(gain.ratios, ".2f"),
+        f"{len(gain.margins)} of {gain.num_answers}",
+    ]
+
+
+def _explained(gain: Gain) -> list[str]:
+    return [
+        f"{gain.drafts_per_draw:.2f}",
+        f"{gain.tokens_per_step:.2f}",
+        f"{1e3 * gain.step_without_s:.1f}",
+        f"{1e3 * gain.step_drafted_s:.1f}",
+        f"{gain.implied:.2f}",
+        f"{gain.measured:.2f}",
+    ]
+
+
+def _accepted(gain: Gain, places: int) -> list[str]:
+    both = zip(gain.acceptance, gain.num_reached_at, strict=True)
+    cells = ["-" if rate is None else f"{rate:.0%} of {num:,}" for rate, num in both]
+    return cells + [""] * (places - len(cells))
+
+
+def _rates(runs: Sequence[Run]) -> list[float]:
+    return [run.tokens_per_s for run in runs]
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
