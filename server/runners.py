@@ -17,10 +17,16 @@ from server.show import open_llm
 
 
 class Step(NamedTuple):
-    """A turn of the engine: its end, in seconds since the start, and the ids drawn, by the number of their prompt."""
+    """A turn of the engine.
+
+    end_s          since the start
+    drawn          ids, by the number of their prompt
+    foretelling_s  that draft layers added to the engine's steps, so far
+    """
 
     end_s: float
     drawn: dict[int, list[int]]
+    foretelling_s: float = 0.0
 
 
 class CoreRunner:
@@ -36,7 +42,7 @@ class CoreRunner:
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> Timing:
         waiting, first_s, num_decoded, end_s = set(range(len(prompts))), 0.0, 0, 0.0
-        for end_s, drawn in self.steps(prompts, num_tokens):
+        for end_s, drawn, _ in self.steps(prompts, num_tokens):
             if not waiting:
                 num_decoded += sum(map(len, drawn.values()))
                 continue
@@ -51,6 +57,7 @@ class CoreRunner:
         Raises: RequestError for what cannot be served; DeviceError when a step fails.
         """
         engine = self.llm.engine
+        drafting = engine.scheduler.drafting
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens)
         start_s = time.perf_counter()
         numbers = {}
@@ -64,7 +71,8 @@ class CoreRunner:
                 if output.error:
                     raise DeviceError(output.error)
             drawn = {numbers[output.request_id]: output.new_ids for output in outputs}
-            yield Step(time.perf_counter() - start_s, drawn)
+            end_s = time.perf_counter() - start_s
+            yield Step(end_s, drawn, drafting.counts.foretelling_s if drafting else 0.0)
 
     def processor_s(self) -> float:
         """Processor time of this process so far."""

@@ -5,13 +5,15 @@ the gain is
 
     tokens per step / (time of a step with drafts / time of a step without)
 
-which is what a server with work enough would have. What is measured over whole answers is less in a batch: sequences
-whose drafts are right end sooner, and the others go on in steps that are less full.
+where the time with drafts has that of draft layers in it. That gain is what a server with work enough would have. What
+is measured over whole answers is less in a batch: sequences whose drafts are right end sooner, and the others go on in
+steps that are less full.
 """
 
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from core import ConfigError
 from server.runners import Step
@@ -24,7 +26,8 @@ class Run:
     ids            of each prompt
     num_draws      of all sequences; each gave an id and right drafts
     tokens_per_s   from the moment at which every sequence had its first one to the end
-    tokens_per_step, step_s   of a sequence, and seconds: means over the steps in which all sequences run and decode
+    tokens_per_step, step_s, foretelling_s   tokens of a sequence, seconds, and those of them that draft layers took:
+                   means over the steps in which all sequences run and decode
     """
 
     ids: list[list[int]]
@@ -32,35 +35,46 @@ class Run:
     tokens_per_s: float
     tokens_per_step: float
     step_s: float
+    foretelling_s: float = 0.0
+
+
+class _Mark(NamedTuple):
+    """Where a run was after some turn: seconds, tokens of all sequences, seconds of draft layers."""
+
+    end_s: float
+    num_tokens: int
+    foretelling_s: float
 
 
 def watch(steps: Iterable[Step], num_seqs: int, output_len: int) -> Run:
     """Raises: ConfigError where a sequence ended before another one began."""
     ids: list[list[int]] = [[] for _ in range(num_seqs)]
-    ends, num_draws = list[tuple[float, int]](), 0  # of turns from when all have begun: seconds, and tokens so far
-    num_whole = 0  # of these turns, those that draw, up to the first end of a sequence
-    for end_s, drawn in steps:
+    marks: list[_Mark] = []  # from the turn on with which all have begun
+    last: _Mark | None = None  # of those that draw in which all run
+    num_draws = num_whole = 0
+    for step in steps:
         ended = max(map(len, ids)) == output_len
-        for number, new in drawn.items():
+        for number, new in step.drawn.items():
             ids[number] += new
-        num_draws += len(drawn)
-        if ends and not ended and drawn:
-            num_whole += 1
-            whole = end_s, sum(map(len, ids))
+        num_draws += len(step.drawn)
+        mark = _Mark(step.end_s, sum(map(len, ids)), step.foretelling_s)
+        if marks and not ended and step.drawn:
+            last, num_whole = mark, num_whole + 1
         if all(ids):
-            ends.append((end_s, sum(map(len, ids))))
-    if not num_whole:
+            marks.append(mark)
+    if last is None:
         raise ConfigError(
             f"a sequence of {output_len} tokens ended before all {num_seqs} had begun: raise --output-len, or "
             "--max-num-batched-tokens"
         )
-    (start_s, before), (end_s, after) = ends[0], ends[-1]
+    first, end = marks[0], marks[-1]
     return Run(
         ids=ids,
         num_draws=num_draws,
-        tokens_per_s=(after - before) / (end_s - start_s),
-        tokens_per_step=(whole[1] - before) / num_whole / num_seqs,
-        step_s=(whole[0] - start_s) / num_whole,
+        tokens_per_s=(end.num_tokens - first.num_tokens) / (end.end_s - first.end_s),
+        tokens_per_step=(last.num_tokens - first.num_tokens) / num_whole / num_seqs,
+        step_s=(last.end_s - first.end_s) / num_whole,
+        foretelling_s=(last.foretelling_s - first.foretelling_s) / num_whole,
     )
 
 
@@ -106,6 +120,11 @@ class Gain:
     def step_drafted_s(self) -> float:
         """Draft layers included, where there are some."""
         return statistics.median(run.step_s for run in self.drafted)
+
+    @property
+    def foretelling_s(self) -> float:
+        """What draft layers took of it."""
+        return statistics.median(run.foretelling_s for run in self.drafted)
 
     @property
     def implied(self) -> float:

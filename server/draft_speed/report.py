@@ -17,7 +17,7 @@ NEAR_TIE = 0.5
 """Nats. Rounding may turn what is closer than that, and nothing may turn what is not."""
 _CASE = ["prompts", "batch", "drafts"]
 _MEASURED = [*_CASE, "without", "with", "gain", "answers differ"]
-_MODEL = [*_CASE, "drafts a draw", "tokens a step", "ms without", "ms with", "gain implied", "measured"]
+_MODEL = [*_CASE, "drafts a draw", "tokens a step", "ms without", "ms with", "draft layers", "gain implied", "measured"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def _listed(gain: Gain) -> dict[str, Any]:
         "drafts_per_draw": gain.drafts_per_draw,
         "step_without_s": gain.step_without_s,
         "step_drafted_s": gain.step_drafted_s,
+        "foretelling_s": gain.foretelling_s,
         "num_accepted_at": gain.num_accepted_at,
         "num_reached_at": gain.num_reached_at,
         "acceptance": gain.acceptance,
@@ -134,6 +135,7 @@ def _explained(gain: Gain) -> list[str]:
         f"{gain.tokens_per_step:.2f}",
         f"{1e3 * gain.step_without_s:.1f}",
         f"{1e3 * gain.step_drafted_s:.1f}",
+        f"{1e3 * gain.foretelling_s:.1f}" if gain.foretelling_s else "-",
         f"{gain.implied:.2f}",
         f"{gain.measured:.2f}",
     ]

@@ -1,13 +1,13 @@
 """The measurement: one engine that drafts beside one that does not, which answer the same prompts in turns."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import msgspec
 
 from core import LLM, ConfigError, SamplingParams
 from core.config import EngineConfig
-from core.speculate.drafting import DraftCounts, Drafting
 from server.draft_speed.asked import CANDIDATES, choose
 from server.draft_speed.gain import Gain, Run, watch
 from server.draft_speed.report import Report
@@ -80,12 +80,13 @@ def _gain(kind: str, prompts: list[list[int]], plain: CoreRunner, drafting: Core
     def run(runner: CoreRunner) -> Run:
         return watch(runner.steps(prompts, wanted.output_len), len(prompts), wanted.output_len)
 
-    run(plain), run(drafting)
-    before, without, drafted = _counted(drafts), list[Run](), list[Run]()
+    for runner in (plain, drafting):
+        run(runner)  # to warm up
+    before, without, drafted = deepcopy(drafts.counts), list[Run](), list[Run]()
     for _ in range(wanted.repetitions):
         without.append(run(plain))
         drafted.append(run(drafting))
-    after = _counted(drafts)
+    after = deepcopy(drafts.counts)
     return Gain(
         kind=kind,
         batch_size=len(prompts),
@@ -102,12 +103,6 @@ def _gain(kind: str, prompts: list[list[int]], plain: CoreRunner, drafting: Core
             if right != other
         ],
     )
-
-
-def _counted(drafting: Drafting) -> DraftCounts:
-    """The counts as they are now."""
-    counts = drafting.counts
-    return DraftCounts(list(counts.num_accepted_at), list(counts.num_reached_at), counts.num_drafts, counts.num_tokens)
 
 
 def _difference(after: list[int], before: list[int]) -> list[int]:
