@@ -86,7 +86,7 @@ def _gain(kind: str, prompts: list[list[int]], plain: CoreRunner, drafting: Core
     for _ in range(wanted.repetitions):
         without.append(run(plain))
         drafted.append(run(drafting))
-    after = deepcopy(drafts.counts)
+    after = drafts.counts
     return Gain(
         kind=kind,
         batch_size=len(prompts),
