@@ -32,6 +32,8 @@ KINDS = {
     "llama.cpp-no-flash": Kind("llama_cpp", gguf=True, settings={"flash_attention": "off"}),
     "openvino": Kind("openvino"),
     "transformers": Kind("transformers"),
+    "vllm": Kind("vllm", settings={"execution": "compiled"}),
+    "vllm-eager": Kind("vllm", settings={"execution": "eager"}),
 }
 
 

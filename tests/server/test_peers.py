@@ -3,8 +3,13 @@ same weights for all, bounds, and what is shown. Real peers are set up by hand: 
 
 import ast
 import json
+import os
+import re
+import runpy
 import time
+import venv
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import gguf
@@ -157,6 +162,37 @@ def test_wrong_peers(pairs: list[str], words: list[str]) -> None:
 
 def test_every_kind_has_its_script() -> None:
     assert {f"{kind.script}_peer.py" for kind in KINDS.values()} == {p.name for p in SCRIPTS.glob("*_peer.py")}
+
+
+def test_every_kind_is_explained() -> None:
+    """How each is set up stands in the table, and all that is installed for it is pinned."""
+    guide = (SCRIPTS.parent / "README.md").read_text()
+    for name in KINDS:
+        assert any(f"`{name}`" in line for line in guide.splitlines() if line.startswith("| `")), name
+    files = list((SCRIPTS.parent / "requirements").glob("*.txt"))
+    assert {file.stem for file in files} == {"llama.cpp", "openvino", "vllm"}
+    for file in files:
+        assert f"--no-deps -r server/peers/requirements/{file.name}`" in guide
+        for line in file.read_text().splitlines():
+            assert re.fullmatch(r"#.*|[\w.-]+==[\w.+]+( ; sys_platform [!=]= \"linux\")?", line), line
+
+
+def test_vllm_without_its_openmp(tmp_path: Path) -> None:
+    """Its environment is checked before anything is loaded."""
+    venv.create(tmp_path / "env", symlinks=True)
+    peer = Peer("vllm", tmp_path / "env" / "bin" / "python")
+    asked = {"model": "m", "scratch": str(tmp_path), "threads": 2, "dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match=r"vllm ended with code 1: .*README.*libiomp5.so is not there: intel-openmp"):
+        PeerProcess(peer, asked, tmp_path / "log", 60)
+
+
+def test_vllm_has_the_threads_that_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many, and those of the OpenMP that binds them."""
+    check = runpy.run_path(str(SCRIPTS / "vllm_peer.py"))["check_threads"]
+    for found, cores, words in ((1, {0}, "1 threads where 2"), (2, {0, 1}, "not bound"), (2, {1}, "")):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        with pytest.raises(SystemExit, match=words) if words else nullcontext():
+            check(found, 2)
 
 
 def test_scripts_import_nothing_of_ours() -> None:
