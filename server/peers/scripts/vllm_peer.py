@@ -61,6 +61,7 @@ class Peer:
             "batched tokens": config.scheduler_config.max_num_batched_tokens,
             "kv cache GiB": CACHE_GIB,
             "prefix caching": config.cache_config.enable_prefix_caching,
+            "tcmalloc": "libtcmalloc" in os.environ.get("LD_PRELOAD", ""),
         }
 
     def generate(self, prompts: list[list[int]], num_tokens: int, watch: Any) -> None:
