@@ -51,8 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed                     of the device's own generator
     kv_events                ZeroMQ endpoint to publish changes of the prefix cache at (`core.kv.events`)
     speculative              guess ids ahead and check them in one step: "ngram", "ngram:DRAFTS",
-                             "ngram:DRAFTS:MIN-MAX", "mtp:PATH" or "mtp:PATH:DRAFTS" (`core.speculate.choice`);
-                             None: nothing is
+                             "ngram:DRAFTS:MIN-MAX", or "mtp:PATH" or "model:PATH", each with ":DRAFTS" or without
+                             (`core.speculate.choice`); None: nothing is
     profile                  file to write a trace to (`core.engine.profile`)
     """
 

@@ -10,7 +10,7 @@ import torch
 from conformance.draw import Draw
 from conformance.model import induction_path
 from conformance.model.data import sequences
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.errors import ConfigError
 
 INDUCTION, SMOLLM2 = "induction", "smollm2"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +15,9 @@ import torch
 from core.config import EngineConfig, choose_dtype, resolve
 from core.engine import pools
 from core.engine.canonical import Exchanged
+from core.engine.drafters import Drafter, cost_note, open_drafter
 from core.engine.foretell import Foretell
+from core.engine.models import find_model, read_config
 from core.engine.step_function import StepFunction
 from core.engine.transfers import Swapped
 from core.errors import ConfigError, PluginError
@@ -26,9 +27,8 @@ from core.kernels.row import Implementation
 from core.kernels.schemes import QUANTISED
 from core.kv.groups import KVGroup
 from core.model.layers import Builder, Model
-from core.model.mtp import DraftHeads, check_family, with_draft_layers
 from core.model.packing import Packing
-from core.model.source import ModelSource, open_source
+from core.model.source import ModelSource
 from core.model.spec import ModelConfig, ModelSpec, Shard
 from core.page_counts import with_swap_blocks
 from core.plan import Plan
@@ -36,8 +36,6 @@ from core.plugin import certificate, loader
 from core.plugin.device import Device
 from core.plugin.facts import DeviceFacts, Need
 from core.plugin.opened import Opened, open_device
-from core.speculate.choice import HeadsChoice, parse_speculative
-from core.speculate.heads import Heads, load_heads
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Ranks:
 class Assembly:
     """An engine without weights. `formats` names the KV layout of each group, `page_bytes` the size of a page of all
     its layers; `swapped` is for what goes to the host, `exchanged` for what other engines get; both are empty where
-    nothing can. `draft_ids` are those that draft layers choose among, on the host; None without such layers."""
+    nothing can. `draft_ids` are those that drafts are chosen among, on the host; None: all there are."""
 
     source: ModelSource
     device: Device
@@ -80,20 +78,6 @@ class Assembly:
         return tuple(layout.format_id for layout in self.layouts)
 
 
-def find_model(name: str) -> tuple[ModelSource, ModelSpec]:
-    """Open a model and find its family. Raises: ConfigError when either is not to be had."""
-    specs = loader.model_specs()
-    source = open_source(name, loader.weights_packages(), list(dict.fromkeys(specs.values())))
-    architectures = source.config.get("architectures") or []
-    for architecture in architectures:
-        if architecture in specs:
-            return source, specs[architecture]
-    raise ConfigError(
-        f"{name}: architecture {', '.join(architectures) or 'not named in config.json'} is not known; "
-        f"known are {', '.join(sorted(specs))}"
-    )
-
-
 def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None = None) -> Assembly:
     """Everything up to the weights. Call it on the device's launch thread.
 
@@ -102,19 +86,19 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     config.check()
     ranks = ranks or Ranks()
     source, spec = find_model(config.model)
-    model_config = _read_config(config, source, spec)
+    model_config = read_config(source, spec, config.max_model_len)
+    drafter = _drafter(config, source, model_config)
     candidate = loader.choose(loader.discover(), config.device)
     opened = _open(candidate, ranks)
     facts, device, where = opened.facts, opened.device, opened.where
-    plan, kernels = _plan(config, facts, model_config, opened.implementations, tap)
+    plan, kernels = _plan(config, facts, model_config, drafter, opened.implementations, tap)
     if plan.batch_invariant and facts.host_memory:
         torch.set_num_threads(1)  # where threads share an operation, the parts depend on its size
-    heads = _heads(plan, source)
-    source = heads.source if heads else source
+    source = drafter.source
     builder = Builder(kernels, ranks.shard, plan.dtype, plan.page_tokens, plan.max_model_len, ranks.group)
     model, packed = _build(spec, model_config, builder, source, plan)
-    groups, foretell = _foretell(heads, model, model_config, builder, plan)
-    layouts = tuple(pools.layout_of(kernels, g, builder) for g in groups)
+    alone = model_config.kv_groups
+    groups, layouts, foretell, costs = _build_drafter(drafter, model, builder, alone, plan)
     in_place = facts.shapes.dynamic or pools.stay_in_place(device, where)
     plan = with_swap_blocks(
         plan,
@@ -124,7 +108,7 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
         in_place=in_place,
         free_bytes=psutil.virtual_memory().available,
     )
-    step = StepFunction(model, kernels, groups, plan, ranks.group, foretell)
+    step = StepFunction(model, kernels, groups[: len(alone)], plan, ranks.group, foretell)
     swapped = pools.swapped(kernels, groups, layouts, builder) if any(plan.num_swap_blocks) else ()
     exchanged = pools.exchanged(kernels, groups, layouts, builder) if in_place and ranks.shard.size == 1 else ()
     _check_fallback(plan, facts, kernels)
@@ -134,7 +118,7 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
         device=device,
         where=where,
         facts=facts,
-        plan=_told(plan, kernels, (*opened.notes, *packed), candidate),
+        plan=_told(plan, kernels, (*opened.notes, *packed, *costs), candidate),
         kernels=kernels,
         model=model,
         step=step,
@@ -143,22 +127,18 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
         layouts=layouts,
         swapped=swapped,
         exchanged=exchanged,
-        shape=_shape(model_config),
+        shape=_shape(model_config, drafter.config),
         vocab_size=model_config.vocab_size,
-        draft_ids=heads.draft_ids if heads else None,
+        draft_ids=drafter.draft_ids,
     )
 
 
-def _read_config(config: EngineConfig, source: ModelSource, spec: ModelSpec) -> ModelConfig:
-    raw = dict(source.config)
-    if source.pooling and source.pooling.headless:
-        if config.speculative:
-            raise ConfigError(
-                f"speculative is {config.speculative!r}, and {source.name} gives embeddings alone: leave it out"
-            )
-        raw["tie_word_embeddings"] = True  # the step draws from something; nobody is given what it draws
-    read: ModelConfig = spec.read_config(raw, config.max_model_len)
-    return read
+def _drafter(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Drafter:
+    if config.speculative and source.pooling and source.pooling.headless:
+        raise ConfigError(
+            f"speculative is {config.speculative!r}, and {source.name} gives embeddings alone: leave it out"
+        )
+    return open_drafter(config.speculative, source, model, config.max_model_len)
 
 
 def _told(plan: Plan, kernels: KernelSet, notes: tuple[str, ...], candidate: loader.Candidate) -> Plan:
@@ -190,13 +170,15 @@ def _plan(
     config: EngineConfig,
     facts: DeviceFacts,
     model: ModelConfig,
+    drafter: Drafter,
     implementations: Sequence[Implementation],
     tap: Tap | None,
 ) -> tuple[Plan, KernelSet]:
     def kernels_for(**more: Any) -> KernelSet:
-        sizes = {g.head_size for g in model.kv_groups}
-        need = Need(head_size=max(sizes), batch_invariant=config.batch_invariant, **more)
-        return KernelSet(implementations, config.kernels, need, tap)
+        sizes = {g.head_size for g in model.kv_groups} | drafter.head_sizes
+        return KernelSet(
+            implementations, config.kernels, Need(batch_invariant=config.batch_invariant, **more), tap, sizes
+        )
 
     # Page sizes follow from what the KV kernels take, and are part of what they must take: ask them first.
     dtype, _ = choose_dtype(config, facts, model.dtype)
@@ -206,8 +188,9 @@ def _plan(
         model_dtype=model.dtype,
         model_max_len=model.max_len,
         page_sizes=kernels_for(dtype=dtype, page_tokens=config.block_size).kv_page_sizes(),
-        split=model.split,
+        split={**model.split, **drafter.split},
     )
+    drafter.check(plan)
     # Where shapes are compiled, there are as many sequences as logit rows (`core.engine.pack`).
     max_seqs = plan.max_num_logits if plan.shapes.seqs else plan.max_num_seqs
     limits = {"max_seqs": max_seqs, "max_tokens": plan.max_num_batched_tokens}
@@ -228,29 +211,27 @@ def _build(
     return model, list(packing.notes(builder.params.values(), plan.dtype))
 
 
-def _heads(plan: Plan, source: ModelSource) -> Heads | None:
-    """Draft heads that were asked for."""
-    asked = parse_speculative(plan.speculative) if plan.speculative else None
-    return load_heads(Path(asked.path), source) if isinstance(asked, HeadsChoice) else None
+def _build_drafter(
+    drafter: Drafter, model: Model, builder: Builder, alone: tuple[KVGroup, ...], plan: Plan
+) -> tuple[tuple[KVGroup, ...], tuple[KVLayout, ...], Foretell | None, list[str]]:
+    """All KV groups with their layouts, what foretells, and what the plan says of it. `alone`: groups of the model."""
+    others = set(builder.params)
+    groups, passes = drafter.build(model, builder)
+    layouts = tuple(pools.layout_of(builder.kernels, group, builder) for group in groups)
+    if passes is None:
+        return groups, layouts, None, []
+    own = [param for name, param in builder.params.items() if name not in others]
+    foretell = Foretell(passes, drafter.num_passes, builder.kernels, groups, plan)
+    return groups, layouts, foretell, [cost_note(own, alone, groups, layouts, plan)]
 
 
-def _foretell(
-    heads: Heads | None, model: Model, config: ModelConfig, builder: Builder, plan: Plan
-) -> tuple[tuple[KVGroup, ...], Foretell | None]:
-    """KV groups of the model and of as many draft layers as there are drafts; and the layers at work."""
-    if heads is None:
-        return config.kv_groups, None
-    num = parse_speculative(plan.speculative or "").max_drafts
-    layers = DraftHeads(model, builder, min(num, heads.card.num_layers), heads.card.draft_vocab)
-    groups, place = with_draft_layers(check_family(model).config, num)
-    return groups, Foretell(layers, num, place, builder.kernels, groups, plan)
-
-
-def _shape(model: ModelConfig) -> dict[str, str]:
+def _shape(model: ModelConfig, draft: ModelConfig | None = None) -> dict[str, str]:
     """What KV entries depend on beside weights, by name."""
     limits = {"max_len", "dtype", "split"}  # of engines, not of entries
     names = [field.name for field in fields(model) if field.name not in limits]
-    return {"family": type(model).__name__, **{name: repr(getattr(model, name)) for name in names}}
+    shape = {"family": type(model).__name__, **{name: repr(getattr(model, name)) for name in names}}
+    beside = _shape(draft) if draft else {}
+    return shape | {f"{name} of the draft model": value for name, value in beside.items()}
 
 
 def _check_fallback(plan: Plan, facts: DeviceFacts, kernels: KernelSet) -> None:

@@ -23,7 +23,7 @@ from core.errors import DeviceError
 
 if TYPE_CHECKING:
     from core.engine.flight import Reported
-    from core.engine.foretell import Carry
+    from core.engine.passes import Carry
     from core.engine.step_function import StepFunction
     from core.model.layers import Planes, Weights
     from core.plugin.device import Device

@@ -13,8 +13,8 @@ from core.clock import SYSTEM
 from core.engine.canonical import Canonical
 from core.engine.compiled import CompiledStep, Compiles, warm_up
 from core.engine.flight import Beside, Flight, Foretold, Reported, Wanted
-from core.engine.foretell import Carry
 from core.engine.pack import Packer, StepInput
+from core.engine.passes import Carry
 from core.engine.rows import Rows
 from core.engine.step import StepDropped, StepPlan
 from core.engine.step_function import StepFunction

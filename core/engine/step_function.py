@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from core.engine.flight import Reported
-from core.engine.foretell import Carry, Foretell, attention_plan
+from core.engine.foretell import Foretell, attention_plan
 from core.engine.pack import DrawInput, StepInput
+from core.engine.passes import Carry
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
 from core.model.layers import Model, Planes, Weights
@@ -27,7 +28,8 @@ class StepFunction:
     It has two halves, so that the second one may wait for masks, and be made for shapes of its own:
     forward(weights, input, last_ids, kv) -> (logits_LV, hidden_LE, carry, kv), and
     draw(draws of the input, logits_LV, last_ids) -> (ids_L, last_ids_R).
-    Where there are draft layers, `foretell` follows, and `carry` is for it; else both are None.
+    Where there is something that foretells, `foretell` follows, and `carry` is for it; else both are None. `groups` are
+    those of the model itself: others may come after them.
     """
 
     def __init__(
@@ -54,14 +56,14 @@ class StepFunction:
         ids_T = self._kernels["take_ids"](x.token_ids, x.source_rows, last_ids)
         plans = [
             plan(x.query_starts, x.kv_lens, table, num_tokens=x.key.tokens, host=x.host)
-            for plan, table in zip(self._plans, x.block_tables, strict=True)
+            for plan, table in zip(self._plans, x.block_tables, strict=False)
         ]
-        if self.foretell is None:
-            logits_LV, hidden_LE, kv = self._model(w, ids_T, x, plans, kv)
-            return logits_LV, hidden_LE, None, kv
-        decoder = check_family(self._model)
-        logits_LV, hidden_LE, hidden_TE, kv = decoder.all_states(w, ids_T, x, plans, kv)
-        return logits_LV, hidden_LE, (ids_T, hidden_TE), kv
+        if self.foretell and self.foretell.reads_hidden:
+            decoder = check_family(self._model)
+            logits_LV, hidden_LE, hidden_TE, kv = decoder.all_states(w, ids_T, x, plans, kv)
+            return logits_LV, hidden_LE, (ids_T, hidden_TE), kv
+        logits_LV, hidden_LE, kv = self._model(w, ids_T, x, plans, kv)
+        return logits_LV, hidden_LE, (ids_T, None) if self.foretell else None, kv
 
     def draw(
         self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None

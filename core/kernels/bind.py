@@ -8,7 +8,7 @@ layout; what a provider leaves out there is composed from its own parts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ class KernelSet:
     overrides   row -> provider or "reference", as asked for by the user
     kv_need     what the KV bundle must take; batch invariance and the limits of a step hold for every kernel
     tap         wraps each bound kernel, by row name: for tracing, profiling and fault injection
+    head_sizes  of KV groups: the bundle must take each of them; none: that of `kv_need`
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class KernelSet:
         overrides: Mapping[str, str],
         kv_need: Need,
         tap: Tap | None = None,
+        head_sizes: Collection[int] = (),
     ) -> None:
         self._by_row: dict[str, list[Implementation]] = {name: [] for name in TABLE}
         for implementation in implementations:
@@ -56,7 +58,8 @@ class KernelSet:
         self._kv_need = kv_need
         self._check_overrides()
         self._check_bundles()
-        self._kv_provider, self._kv_reason = self._choose_kv(kv_need)
+        needs = [replace(kv_need, head_size=size) for size in sorted(head_sizes)] or [kv_need]
+        self._kv_provider, self._kv_reason = self._choose_kv(needs)
 
     def bind(self, name: str, need: Need | None = None, **fixed: Any) -> Kernel:
         """The kernel for one place in the model; `fixed` are the arguments that stay the same there."""
@@ -137,8 +140,8 @@ class KernelSet:
 
     # The KV bundle
 
-    def _choose_kv(self, need: Need) -> tuple[str | None, str]:
-        """The provider of the layout; None is the reference."""
+    def _choose_kv(self, needs: list[Need]) -> tuple[str | None, str]:
+        """The provider of the layout, which takes all `needs`; None is the reference."""
         wanted = {n: p for n, p in self._overrides.items() if n in KV_BUNDLE and (n in _LAYOUT or p != REFERENCE)}
         asked = set(wanted.values())
         if len(asked) > 1:
@@ -152,7 +155,8 @@ class KernelSet:
         for provider in dict.fromkeys(i.provider for i in self._by_row["kv_layout"]):
             if asked and provider not in asked:
                 continue
-            refusal = self._refusal(provider, KV_BUNDLE, need)
+            refusals = filter(None, (self._refusal(provider, KV_BUNDLE, need) for need in needs))
+            refusal = next(refusals, None)
             if refusal is None:
                 return provider, _NATIVE
             reasons.append(f"{provider}: {refusal}")

@@ -66,6 +66,7 @@ class Builder:
     """What layers are built with: kernels to bind, the rank's shard, and where parameters are declared.
 
     scheme   chooses the form of each packed parameter
+    prefix   what the names of parameters and of checkpoint tensors begin with: for a second model beside a first one
     """
 
     kernels: KernelSet
@@ -76,18 +77,26 @@ class Builder:
     process_group: Any = None
     scheme: Callable[[Param], str] = lambda param: "dense"
     params: dict[str, Param] = field(default_factory=dict)
+    prefix: str = ""
 
     def param(self, param: Param) -> str:
+        return self._declare(self._named(param))
+
+    def _named(self, param: Param) -> Param:
+        sources = tuple(replace(source, name=self.prefix + source.name) for source in param.sources)
+        return replace(param, name=self.prefix + param.name, sources=sources)
+
+    def _declare(self, param: Param) -> str:
         assert param.name not in self.params, param.name
         self.params[param.name] = param
         return param.name
 
     def weight(self, name: str, shape: tuple[int, int], sources: tuple[Source, ...]) -> tuple[str, Kernel]:
         """Declares a weight [N, K], in the form chosen for it, and binds the kernel that multiplies by it."""
-        param = Param(name, shape, sources, packed=True)
+        param = self._named(Param(name, shape, sources, packed=True))
         scheme = self.scheme(param)
         linear = self.kernels.bind("linear", self.need(n=shape[0], k=shape[1], scheme=scheme))
-        return self.param(replace(param, scheme=scheme)), linear
+        return self._declare(replace(param, scheme=scheme)), linear
 
     def need(self, **more: Any) -> Need:
         return Need(dtype=self.dtype, **more)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class Loader:
 
     def load(self, params: Mapping[str, Param]) -> dict[str, Any]:
         """Every parameter, by name. Raises: ConfigError for a tensor that is missing or has another shape."""
-        total = sum(self._bytes(p) for p in params.values())
+        total = sum(_bytes(p, self._dtype) for p in params.values())
         shared = Counter(_content(p) for p in params.values() if p.sources)
         kept: dict[object, Weight] = {}
         weights, done = {}, 0
@@ -70,7 +70,7 @@ class Loader:
             if shared[content] > 1:
                 kept[content] = raw
             weights[name] = self._pack(raw, param) if param.packed else raw
-            done += self._bytes(param)
+            done += _bytes(param, self._dtype)
             self._progress(done, total)
         return weights
 
@@ -82,21 +82,11 @@ class Loader:
         notes = [f"{len(unused)} tensors of the model are not used, such as {unused[0]}"] if unused else []
         quantised = Counter(self._source.dtype(name) for name in dense if self._source.dtype(name) not in TORCH_DTYPES)
         if quantised:
-            whole = sum({_content(p): self._bytes(p) for p in params.values() if p.sources}.values())
+            whole = weight_bytes((p for p in params.values() if p.sources), self._dtype_name)
             added = (whole - self._source.size_bytes // self._shard.size) / 2**20
             kinds = " and ".join(f"{name} ({count} tensors)" for name, count in sorted(quantised.items()))
             notes.append(f"weights in {kinds} are dequantised to {self._dtype_name}, which takes {added:,.0f} MiB more")
         return notes
-
-    def _bytes(self, param: Param) -> int:
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._tensors(param))
-
-    def _tensors(self, param: Param) -> Sequence[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of what a parameter is read into: one tensor, or those of a quantised weight."""
-        if param.scheme == "dense":
-            return [(param.shape, self._dtype)]
-        n, k = param.shape
-        return QUANTISED[param.scheme].tensors(n, k)
 
     def _pack(self, raw: Weight, param: Param) -> Any:
         n, k = param.shape
@@ -112,7 +102,7 @@ class Loader:
         return target
 
     def _read(self, param: Param) -> Weight:
-        targets = [self._device.empty(shape, dtype, self._where) for shape, dtype in self._tensors(param)]
+        targets = [self._device.empty(shape, dtype, self._where) for shape, dtype in _tensors(param, self._dtype)]
         row = 0
         for source in param.sources:
             rows, columns = self._part(source)
@@ -180,6 +170,23 @@ class Loader:
         share = -(-size // self._shard.size)
         first, last = (min(size, rank * share) for rank in (self._shard.rank, self._shard.rank + 1))
         return slice(start + first, start + last)
+
+
+def weight_bytes(params: Iterable[Param], dtype: str) -> int:
+    """Of what parameters are read into, on this rank; those that can share memory count once."""
+    return sum({_content(param): _bytes(param, TORCH_DTYPES[dtype]) for param in params}.values())
+
+
+def _bytes(param: Param, dtype: torch.dtype) -> int:
+    return sum(math.prod(shape) * kind.itemsize for shape, kind in _tensors(param, dtype))
+
+
+def _tensors(param: Param, dtype: torch.dtype) -> Sequence[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of what a parameter is read into: one tensor, or those of a quantised weight."""
+    if param.scheme == "dense":
+        return [(param.shape, dtype)]
+    n, k = param.shape
+    return QUANTISED[param.scheme].tensors(n, k)
 
 
 def _content(param: Param) -> object:

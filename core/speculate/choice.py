@@ -13,8 +13,9 @@ from core.speculate.lengths import Lengths
 from core.speculate.ngram import NgramDrafter
 
 MAX_DRAFTS, MAX_NGRAM = 32, 16
+MODEL_DRAFTS = 4  # each costs a run of the draft model, so fewer than of n-grams
 _NGRAM = re.compile(r"ngram(?::(\d+)(?::(\d+)-(\d+))?)?")
-_HEADS = re.compile(r"mtp:(.+?)(?::(\d+))?")
+_ON_DEVICE = re.compile(r"(mtp|model):(.+?)(?::(\d+))?")
 
 
 class NgramChoice(NamedTuple):
@@ -44,19 +45,34 @@ class HeadsChoice(NamedTuple):
         return Drafting(None, self.max_drafts, Lengths())
 
 
-Speculation: TypeAlias = NgramChoice | HeadsChoice
-_Choice = TypeVar("_Choice", NgramChoice, HeadsChoice)
+class ModelChoice(NamedTuple):
+    """Drafts by a smaller model: `path` is what a model to serve may be, too."""
+
+    path: str
+    max_drafts: int = MODEL_DRAFTS
+
+    def __str__(self) -> str:
+        return f"model:{self.path}:{self.max_drafts}"
+
+    def open(self) -> Drafting:
+        return Drafting(None, self.max_drafts, Lengths())
+
+
+Speculation: TypeAlias = NgramChoice | HeadsChoice | ModelChoice
+_Choice = TypeVar("_Choice", NgramChoice, HeadsChoice, ModelChoice)
 
 
 def parse_speculative(text: str) -> Speculation:
     """Raises: ConfigError for what names no drafter, or a number that makes no sense."""
     if found := _NGRAM.fullmatch(text):
         return _check_ngram(NgramChoice(*(int(number) for number in found.groups() if number is not None)))
-    if found := _HEADS.fullmatch(text):
-        return _choose_heads(*found.groups())
+    if found := _ON_DEVICE.fullmatch(text):
+        kind, path, num_drafts = found.groups()
+        return _choose_heads(path, num_drafts) if kind == "mtp" else _choose_model(path, num_drafts)
     raise ConfigError(
-        f"speculative is {text!r}: give ngram, ngram:DRAFTS or ngram:DRAFTS:MIN-MAX, as ngram:8:2-4; or mtp:PATH or "
-        "mtp:PATH:DRAFTS, with a folder that core train-mtp wrote"
+        f"speculative is {text!r}: give ngram, ngram:DRAFTS or ngram:DRAFTS:MIN-MAX, as ngram:8:2-4; mtp:PATH or "
+        "mtp:PATH:DRAFTS, with a folder that core train-mtp wrote; or model:PATH or model:PATH:DRAFTS, with a smaller "
+        "model of the same vocabulary"
     )
 
 
@@ -78,3 +94,7 @@ def _check_ngram(asked: NgramChoice) -> NgramChoice:
 def _choose_heads(path: str, num_drafts: str | None) -> HeadsChoice:
     num_layers = read_card(Path(path)).num_layers
     return _check_number(HeadsChoice(path, num_layers if num_drafts is None else int(num_drafts)))
+
+
+def _choose_model(path: str, num_drafts: str | None) -> ModelChoice:
+    return _check_number(ModelChoice(path) if num_drafts is None else ModelChoice(path, int(num_drafts)))

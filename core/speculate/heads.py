@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
 from core.model.digest import digest_of
 from core.model.mtp import DRAFT_HEAD
 from core.model.source import ModelSource, QuantisedTensor
 from core.speculate.card import CARD, WEIGHTS, Base, Card, read_card, sha256_of
+from core.speculate.extended import Extended
 
 if TYPE_CHECKING:
     import torch
-
-    from core.model.pooling import Pooling
-    from core.model.tokenizer import Tokenizer
 
 DRAFT_IDS = "draft_ids"
 """Tensor of the weights' file, int32: the id of each token of the draft vocabulary, ascending."""
@@ -111,60 +109,30 @@ def _check_shapes(path: Path, card: Card, base: ModelSource, tensors: Mapping[st
             )
 
 
-class WithHeads:
-    """A `ModelSource`: `base` with the tensors of draft layers, and the head's rows `ids` as `DRAFT_HEAD`."""
+class WithHeads(Extended):
+    """`base` with the tensors of draft layers, and the head's rows `ids` as `DRAFT_HEAD`."""
 
     def __init__(self, base: ModelSource, tensors: Mapping[str, torch.Tensor], ids: torch.Tensor, head: str) -> None:
-        self._base, self._tensors, self._ids, self._head = base, tensors, ids, head
-
-    @property
-    def name(self) -> str:
-        return self._base.name
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self._base.config
-
-    @property
-    def generation_config(self) -> Mapping[str, Any]:
-        return self._base.generation_config
-
-    @property
-    def eos_ids(self) -> list[int]:
-        return self._base.eos_ids
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        return self._base.special_tokens
-
-    @property
-    def chat_template(self) -> str | None:
-        return self._base.chat_template
-
-    @property
-    def pooling(self) -> Pooling | None:
-        return self._base.pooling
+        super().__init__(base)
+        self._tensors, self._ids, self._head = tensors, ids, head
 
     @property
     def size_bytes(self) -> int:
-        return self._base.size_bytes + sum(t.numel() * t.element_size() for t in self._tensors.values())
-
-    def tokenizer(self) -> Tokenizer:
-        return self._base.tokenizer()
+        return super().size_bytes + sum(t.numel() * t.element_size() for t in self._tensors.values())
 
     def names(self) -> list[str]:
-        return [*self._base.names(), *self._tensors, DRAFT_HEAD]
+        return [*super().names(), *self._tensors, DRAFT_HEAD]
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name == DRAFT_HEAD:
-            return (len(self._ids), *self._base.shape(self._head)[1:])
-        return tuple(self._tensors[name].shape) if name in self._tensors else self._base.shape(name)
+            return (len(self._ids), *super().shape(self._head)[1:])
+        return tuple(self._tensors[name].shape) if name in self._tensors else super().shape(name)
 
     def dtype(self, name: str) -> str:
         if name == DRAFT_HEAD:
             return str(self._rows(slice(0, 1)).dtype).removeprefix("torch.")
         found = self._tensors.get(name)
-        return self._base.dtype(name) if found is None else str(found.dtype).removeprefix("torch.")
+        return super().dtype(name) if found is None else str(found.dtype).removeprefix("torch.")
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
         """As `ModelSource.read`."""
@@ -173,15 +141,15 @@ class WithHeads:
         elif name in self._tensors:
             part = self._tensors[name][rows or slice(None)]
         else:
-            return self._base.read(name, rows, columns)
+            return super().read(name, rows, columns)
         return part if columns is None else part[:, columns]
 
     def _rows(self, part: slice) -> torch.Tensor:
         """Rows of the head for some of the draft vocabulary: what lies between them is read, too, and dropped."""
         ids = self._ids[part].long()
         first = int(ids[0])
-        return self._base.read(self._head, slice(first, int(ids[-1]) + 1))[ids - first]
+        return super().read(self._head, slice(first, int(ids[-1]) + 1))[ids - first]
 
     def quantised(self, name: str) -> QuantisedTensor | None:
         """As `ModelSource.quantised`: draft layers are not, nor are the head's rows."""
-        return None if name == DRAFT_HEAD or name in self._tensors else self._base.quantised(name)
+        return None if name == DRAFT_HEAD or name in self._tensors else super().quantised(name)

@@ -15,8 +15,9 @@ import msgspec
 import torch
 
 from core.config import BATCHED_TOKENS, EngineConfig
-from core.engine.build import Assembly, assemble, find_model
+from core.engine.build import Assembly, assemble
 from core.engine.llm import LLM
+from core.engine.models import find_model
 from core.errors import ConfigError
 from core.model.digest import digest_of
 from core.model.mtp import check_family

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.model.convert import convert
 from tests.core.engine.oracle import Recorded, worst_error
 from tests.models.tiny import read_raw, write_family

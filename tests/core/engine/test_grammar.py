@@ -14,12 +14,12 @@ import torch
 
 from core import LLM, RequestError, SamplingParams
 from core.config import EngineConfig
-from core.engine.build import find_model
 from core.engine.engine import Engine
 from core.engine.front import Front
 from core.engine.grammar import Compiler
 from core.engine.guidance import GuidanceMatcher, open_compiler
 from core.engine.messages import Add, ToEngine
+from core.engine.models import find_model
 from core.request import Request, SequenceOutput, Structured
 from tests.core.engine.grammars import FORMS
 from tests.plugins import install_hostile

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core import LLM, SamplingParams
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.model.convert import convert
 
 PROMPTS = [

@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 import torch
 
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.errors import ConfigError
 from core.kernels.bind import KernelSet, Tap
 from core.model.layers import Builder

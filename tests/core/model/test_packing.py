@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.errors import ConfigError
 from core.kernels.bind import KernelSet
 from core.kernels.schemes import Q41Weight, Q80Weight

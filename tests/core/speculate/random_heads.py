@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 from safetensors.torch import save_file
 
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.kernels.bind import KernelSet
 from core.model.decoder import head_source
 from core.model.digest import digest_of

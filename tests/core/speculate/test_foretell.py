@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from core import LLM, ConfigError, EngineConfig, SamplingParams
-from core.engine.build import assemble, find_model
+from core.engine.build import assemble
+from core.engine.models import find_model
 from core.speculate.choice import HeadsChoice, parse_speculative
 from core.speculate.drafting import SequenceDrafts
 from core.speculate.heads import load_heads

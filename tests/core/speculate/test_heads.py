@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.errors import ConfigError
 from core.model.digest import digest_of
 from core.model.mtp import DRAFT_HEAD

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.plugin import loader
 from core.plugin.opened import open_device
 from core.speculate.student import Batch, Student

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.engine.build import find_model
+from core.engine.models import find_model
 from core.errors import ConfigError
 from core.kernels.bind import KernelSet
 from core.model.layers import Builder
