@@ -1,4 +1,4 @@
-"""Draft layers in the engine: what they foretell is what the paper's formulas say, and it changes no id."""
+"""Draft layers and draft models in the engine: what they foretell is what it must be, and it changes no id."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ TEXTS = [[7, 300, 2, 91, 5, 5, 64, 210, 33, 8, 120, 17, 250, 77, 9, 41, 3], [250
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("foretell") / request.param
     return write_llama(folder) if request.param == "llama" else write_family(folder, request.param)
+
+
+@pytest.fixture(params=["mtp", "model"])
+def drafter(request: pytest.FixtureRequest, tiny_llama_dir: Path, trained: Path) -> str:
+    """Draft layers that were trained a little; and the model itself, which is right but for what it never sees."""
+    return {"mtp": f"mtp:{trained}", "model": f"model:{tiny_llama_dir}:2"}[request.param]
 
 
 @pytest.fixture
@@ -82,42 +88,40 @@ def test_what_is_foretold(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_greedy(tiny_llama_dir: Path, trained: Path, depth: int, all_tried: None) -> None:
+def test_greedy(tiny_llama_dir: Path, drafter: str, depth: int, all_tried: None) -> None:
     plain, _ = serve(tiny_llama_dir, GREEDY)
-    drafted, seen = serve(tiny_llama_dir, GREEDY, speculative=f"mtp:{trained}", pipeline_depth=depth)
+    drafted, seen = serve(tiny_llama_dir, GREEDY, speculative=drafter, pipeline_depth=depth)
     check_same(drafted, plain)
-    assert min(seen.num_accepted_at) > 0, "layers past the first one, too"
+    assert min(seen.num_accepted_at) > 0, "passes after the first one, too"
     assert seen.num_accepted_tokens < seen.num_draft_tokens
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_whatever_is_asked(tiny_llama_dir: Path, trained: Path, case: str, all_tried: None) -> None:
+def test_whatever_is_asked(tiny_llama_dir: Path, drafter: str, case: str, all_tried: None) -> None:
     plain, _ = serve(tiny_llama_dir, MIXED)
-    drafted, seen = serve(tiny_llama_dir, MIXED, speculative=f"mtp:{trained}", **CASES[case])
+    drafted, seen = serve(tiny_llama_dir, MIXED, speculative=drafter, **CASES[case])
     check_same(drafted, plain)
     assert seen.num_draft_tokens > 5
     assert (seen.num_preemptions > 0) == ("num_kv_blocks" in CASES[case])
 
 
 @pytest.mark.heavy
-def test_ranks_foretell_together(tiny_llama_dir: Path, trained: Path) -> None:
+def test_ranks_foretell_together(tiny_llama_dir: Path, drafter: str) -> None:
     plain, _ = serve(tiny_llama_dir, GREEDY)
-    drafted, seen = serve(
-        tiny_llama_dir, GREEDY, speculative=f"mtp:{trained}", tensor_parallel_size=2, pipeline_depth=1
-    )
+    drafted, seen = serve(tiny_llama_dir, GREEDY, speculative=drafter, tensor_parallel_size=2, pipeline_depth=1)
     check_same(drafted, plain)
     assert seen.num_accepted_tokens > 0
 
 
 def test_on_the_impolite_device(
-    tiny_llama_dir: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, all_tried: None
+    tiny_llama_dir: Path, drafter: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, all_tried: None
 ) -> None:
     """INT8 entries, padded shapes, steps that are compiled."""
     install_hostile(monkeypatch, tmp_path)
     few = {"device": "hostile", "block_size": 64, "num_kv_blocks": 20, "max_num_seqs": 2}
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     plain, _ = serve(tiny_llama_dir, params, **few)
-    drafted, seen = serve(tiny_llama_dir, params, speculative=f"mtp:{trained}", **few)
+    drafted, seen = serve(tiny_llama_dir, params, speculative=drafter, **few)
     assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
     assert seen.num_accepted_tokens > 0
 

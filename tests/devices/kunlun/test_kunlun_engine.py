@@ -169,12 +169,13 @@ def test_swapping_hardly_delays_steps(make_llama: Callable[..., Path], pcie: str
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-@pytest.mark.parametrize("drafter", ["ngram", "mtp"])
+@pytest.mark.parametrize("drafter", ["ngram", "mtp", "model"])
 def test_drafts_change_nothing(make_llama: Callable[..., Path], tmp_path: Path, drafter: str, graphs: bool) -> None:
     """Prompts that repeat themselves; and draft layers with random weights, which are hardly ever right."""
     model, rng = make_llama(head_dim=32), random.Random(2)
     waves = [[rng.choices(range(3, 384), k=7) * 3 for _ in range(6)] for _ in SCHEDULES]
     asked = f"mtp:{write_heads(tmp_path / 'heads', model, 2)}" if drafter == "mtp" else "ngram:4"
+    asked = f"model:{model}:2" if drafter == "model" else asked
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_kv_blocks": 60}
     more = {"waves": waves, "schedules": SCHEDULES, "num": 24, "speculative": asked}
     told = run("texts", "memory_mib=64", graphs=graphs, model=str(model), **more, **options)

@@ -79,12 +79,13 @@ def test_tiny_text_is_that_of_the_cpu_device(tiny_llama_dir: Path, depth: int) -
     assert snapshot.num_late_compiles == 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "mtp"])
+@pytest.mark.parametrize("drafter", ["ngram", "mtp", "model"])
 def test_drafts_change_nothing(tiny_llama_dir: Path, tmp_path: Path, drafter: str) -> None:
     """Nor is anything compiled for them while requests wait; draft layers have random weights."""
     rng = random.Random(2)
     prompts = [rng.choices(range(3, 384), k=7) * 3 for _ in range(9)]
     asked = f"mtp:{write_heads(tmp_path / 'heads', tiny_llama_dir, 2)}" if drafter == "mtp" else "ngram:4"
+    asked = f"model:{tiny_llama_dir}:2" if drafter == "model" else asked
     options: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 60, "max_model_len": 512, "device": "xla"}
     with LLM(str(tiny_llama_dir), **options) as llm:
         wanted = llm.generate(prompts, greedy(60, logprobs=2))
