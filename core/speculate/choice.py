@@ -13,7 +13,7 @@ from core.speculate.lengths import Lengths
 from core.speculate.ngram import NgramDrafter
 
 MAX_DRAFTS, MAX_NGRAM = 32, 16
-MODEL_DRAFTS = 4  # each costs a run of the draft model, so fewer than of n-grams
+MODEL_DRAFTS = 3  # each costs a run of the draft model, so fewer than of n-grams
 _NGRAM = re.compile(r"ngram(?::(\d+)(?::(\d+)-(\d+))?)?")
 _ON_DEVICE = re.compile(r"(mtp|model):(.+?)(?::(\d+))?")
 

@@ -75,7 +75,8 @@ def engine_config(
         str | None,
         typer.Option(
             metavar="DRAFTER",
-            help="Guess ids ahead: ngram[:DRAFTS[:MIN-MAX]], or mtp:PATH[:DRAFTS] with what core train-mtp wrote.",
+            help="Guess ids ahead: ngram[:DRAFTS[:MIN-MAX]], mtp:PATH[:DRAFTS] with what core train-mtp wrote, or "
+            "model:MODEL[:DRAFTS] with a smaller model of the same vocabulary.",
         ),
     ] = None,
     profile: Annotated[str | None, typer.Option(metavar="PATH", help="Write a trace of steps and kernels.")] = None,
