@@ -63,14 +63,16 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     tokens = num_seqs * context
     scheduler = Scheduler(cache, max_tokens=tokens, max_seqs=num_seqs, max_model_len=length, spec=b"cost")
     rows = Rows(num_seqs + 1, blocks, 1)
-    sizes = {"max_tokens": tokens, "max_seqs": num_seqs, "max_blocks": blocks}
     packer = Packer(
         HostDevice(),
         torch.device("cpu"),
         rows,
         page_tokens=page,
         shapes=ShapePolicy(),
-        **sizes,
+        max_tokens=tokens,
+        max_seqs=num_seqs,
+        max_logits=num_seqs,
+        max_blocks=blocks,
         sets=1,
         vocab_size=1024,
     )

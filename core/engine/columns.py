@@ -69,7 +69,7 @@ class Columns:
             return FULL_SORT
         return 1 << max(0, int(top_k.max(initial=1)) - 1).bit_length()
 
-    def fill(self, out: dict[str, Ints], num_seqs: int, num_blocks: int, num_ahead: int) -> None:
+    def fill(self, out: dict[str, Ints], num_seqs: int, num_blocks: int, num_ahead: int, keeps_first: bool) -> None:
         """Write every field, padding included; block tables are [num_seqs, num_blocks]."""
         rows, num, page = self._of, self.num_tokens, self._page
         spread = np.repeat(self.starts - self.query_starts[:-1], self.counts)
@@ -81,6 +81,8 @@ class Columns:
         self._fill_ids(out["token_ids"])
         if num_ahead:
             self._fill_ahead(out, num_ahead)
+            if keeps_first:
+                self._keep_first(out, num_ahead)
         _put(out["query_starts"], self.query_starts, pad=num)
         _put(out["kv_lens"], self.kv_lens)
         _put(out["logit_rows"], self.logit_tokens)
@@ -125,6 +127,14 @@ class Columns:
                 out[f"known{k}"][last] = token_id
             if not len(following):
                 out["ahead_rows"][last] = row  # the id drawn last
+
+    def _keep_first(self, out: dict[str, Ints], num_ahead: int) -> None:
+        """The first token of a text stays in its place, but where something is drawn right after it."""
+        for i in np.flatnonzero((self.starts == 0) & ~(self.samples & (self.counts == 1))):
+            first = self.query_starts[i]
+            out["ahead_rows"][first] = out["shift_rows"][first] = 0
+            for k in range(num_ahead):
+                out[f"known{k}"][first] = self._of.ids[self.rows[i]][0]
 
     def seen(self, logit: int) -> Ints:
         """Ids on the host before the one that logit row `logit` draws: all of them, where that depends on them."""

@@ -6,9 +6,9 @@ Owns which id each pass is given for each token, and which ids it foretells. Wha
 
 Every token of a step goes through every pass, so that the cache of each has an entry for it. Pass k is given the token
 k places ahead: of a prompt it is known, after a draw it is what was drawn, and further on what the pass before
-foretold. A cache entry that rests on a wrong draft stays as it is, and so do those at the end of a page that another
-sequence shares and continues otherwise, and of a chunk so near the end of a prompt that the token is not drawn yet.
-That may spoil a draft, and never an id, because drafts are checked.
+foretold. (Some keep the first token of a text in its place.) A cache entry that rests on a wrong draft stays as it is,
+and so do those at the end of a page that another sequence shares and continues otherwise, and of a chunk so near the
+end of a prompt that the token is not drawn yet. That may spoil a draft, and never an id, because drafts are checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Foretell:
     ) -> None:
         need = Need(dtype=plan.dtype)
         self._passes, self.num_drafts = passes, num_drafts
-        self.reads_hidden = passes.reads_hidden
+        self.reads_hidden, self.keeps_first = passes.reads_hidden, passes.keeps_first
         self._take, self._put = kernels.bind("take_ids", need), kernels.bind("put_ids", need)
         self._sample = kernels.bind("sample", need)
         self._plans = [attention_plan(kernels, groups[g], plan) for g in passes.groups]

@@ -68,11 +68,11 @@ class DrawInput:
 
 @dataclass(frozen=True)
 class AheadInput:
-    """Where draft layer k finds the id k tokens after each token; all int32 of T.
+    """Where pass k finds the id k tokens after each token; all int32 of T.
 
-    known   per layer: the id, where a chunk of a prompt ends
-    shift   the next token of the same sequence: the id is what the layer before had there; 0: it is not
-    rows    row of the table of ids drawn, or for later layers of those that the layer before foretold; 0: neither
+    known   per pass: the id, where a chunk of a prompt ends, or where the first token of a text stays in its place
+    shift   the next token of the same sequence: the id is what the pass before had there; 0: it is not
+    rows    row of the table of ids drawn, or for later passes of those that the pass before foretold; 0: neither
     """
 
     known: tuple[torch.Tensor, ...]
@@ -105,7 +105,7 @@ class StepInput:
     block_tables: tuple[torch.Tensor, ...]  # per g: S, B
     host: HostLengths | None  # None for a compiled step: it is not of one step alone
     extras: Extras | None  # what only some requests ask of their draws
-    ahead: AheadInput | None  # for draft layers
+    ahead: AheadInput | None  # for what foretells
 
     @property
     def draws(self) -> DrawInput:
@@ -134,10 +134,13 @@ class Packer:
         sets: int,
         vocab_size: int,
         num_ahead: int = 0,
+        keeps_first: bool = False,
     ) -> None:
-        """num_ahead   draft layers that there are"""
+        """num_ahead     passes that foretell
+        keeps_first   their first token of a text is that of the text, whatever the pass
+        """
         self._device = device
-        self._num_ahead = num_ahead
+        self._num_ahead, self._keeps_first = num_ahead, keeps_first
         self._rows = rows
         self._page = page_tokens
         self._shapes = shapes
@@ -184,7 +187,7 @@ class Packer:
         self._copied[turn].synchronize()
         fields = _fields(key, len(self._rows.tables), self._num_ahead)
         words = sum(size for _, size in fields)
-        batch.fill(_views(self._words[turn], fields), key.seqs, key.blocks, self._num_ahead)
+        batch.fill(_views(self._words[turn], fields), key.seqs, key.blocks, self._num_ahead, self._keeps_first)
         self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
         self._copied[turn].wait()
         extras = self._extras.pack(batch, key.logits, masked)

@@ -3,9 +3,11 @@
 Both are given token i + k at position i in pass k, keep what they make of it in a cache of that pass's own, and give
 logits of token i + k + 1.
 
-Draft layers go on from the hidden states of the model, or of the layer before. A draft model goes by tokens alone: pass
-k is the draft model on the sequence without its first k tokens. So these it never sees, which costs it a little of its
-guesses at the beginning, and a prompt passes through it once for each draft.
+Draft layers go on from the hidden states of the model, or of the layer before. A draft model goes by tokens alone, so a
+prompt passes through it once for each draft. Position 0 has token 0 in each pass: models lean on the first token (Xiao
+et al. 2023, arXiv 2309.17453), and most were never without the one that begins texts. So pass k is the draft model on
+the text without its tokens 1 to k, which it never sees; of a prompt of one token, on the text without its first k. That
+costs it some guesses near the beginning, and never an id.
 
 Legend as in `core.model.layers`.
 """
@@ -33,6 +35,7 @@ class Passes(Protocol):
 
     groups         numbers of the KV groups that it caches in
     reads_hidden   passes are given hidden states
+    keeps_first    they are given the first token of a text as it is, at position 0
     ids            the weight that says which id each logit is of; None: they are of all ids in order
     """
 
@@ -40,6 +43,8 @@ class Passes(Protocol):
     def groups(self) -> Sequence[int]: ...
     @property
     def reads_hidden(self) -> bool: ...
+    @property
+    def keeps_first(self) -> bool: ...
     @property
     def ids(self) -> str | None: ...
 
@@ -57,7 +62,7 @@ class Passes(Protocol):
 class LayerPasses:
     """The draft layers `heads`: past the last layer, that one again. `place` is that of the first one's cache."""
 
-    reads_hidden, ids = True, DRAFT_IDS
+    reads_hidden, keeps_first, ids = True, False, DRAFT_IDS
 
     def __init__(self, heads: DraftHeads, place: Place, b: Builder) -> None:
         self._heads, self._place = heads, place
@@ -90,7 +95,7 @@ class ModelPasses:
              of one pass after those of the pass before
     """
 
-    reads_hidden, ids = False, None
+    reads_hidden, keeps_first, ids = False, True, None
 
     def __init__(self, model: Model, groups: Sequence[KVGroup], first: int) -> None:
         self._model = model

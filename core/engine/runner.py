@@ -68,6 +68,7 @@ class Runner:
             sets=sets,
             vocab_size=vocab_size,
             num_ahead=step.foretell.num_drafts if step.foretell else 0,
+            keeps_first=step.foretell.keeps_first if step.foretell else False,
         )
         self.pack = self._packer.pack  # a call that a profile may wrap
         self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped

@@ -1,4 +1,4 @@
-"""Draft models in the engine: each pass is the draft model on a text without its first tokens; what is refused."""
+"""Draft models in the engine: each pass is the draft model on a text without a few tokens; what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.plugins import BARE_PLUGIN, install_plugin
 
 NUM_PASSES = 3
 CLOSE = 2e-5  # of logits of about 1, in float32
-TEXTS = [[7, 300, 2, 91, 5, 5, 64, 210, 33, 8, 120, 17, 250, 77, 9, 41, 3, *range(30, 60)], [250, 1], [88, 14, 6, 90]]
+TEXTS = [[7, 300, 2, 91, 5, 5, 64, 210, 33, 8, 120, 17, 250, 77, 9, 41, 3, *range(30, 60)], [250, 1], [9], [88, 14, 6]]
 LIMITED = (
     BARE_PLUGIN.replace("bare", "limited")
     + """
@@ -59,6 +59,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also drafts that do not pay."""
     monkeypatch.setattr(Lengths, "choose", lambda self, drafts, *_: [num for _, num in drafts])
+    monkeypatch.setattr(Lengths, "worth", lambda *_: 2.0)
 
 
 class Heard(NamedTuple):
@@ -91,7 +92,7 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> list[Heard]:
 @torch.inference_mode()
 @pytest.mark.parametrize("options", [{"pipeline_depth": 0}, {"max_num_batched_tokens": 13}], ids=["whole", "chunks"])
 @pytest.mark.parametrize("pair", ["llama, small", "gemma3, small", "llama, gemma3"])
-def test_each_pass_is_the_draft_model_on_the_text_without_its_first_tokens(
+def test_each_pass_is_the_draft_model_on_the_text_without_some_tokens(
     pair: str, options: dict[str, Any], tiny_llama_dir: Path, small: Path, windowed: Path,
     all_tried: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -108,10 +109,11 @@ def test_each_pass_is_the_draft_model_on_the_text_without_its_first_tokens(
             assert {number for number, *_ in heard} == set(range(1, NUM_PASSES + 1))
             assert len(heard) >= NUM_PASSES * len(text.token_ids) // (1 + NUM_PASSES)
             for number, start, ids, logits in heard:
-                of_prompt = prompt[number:]
-                assert ids[: len(of_prompt)] == of_prompt
+                if len(prompt) > 1:
+                    assert ids[: max(1, len(prompt) - number)] == [prompt[0], *prompt[number + 1 :]]
                 if number == 1:
-                    assert ids[:start] == known[1 : start + 1], "a draft that was wrong was left in the cache"
+                    told = known[1:2] if len(prompt) == 1 else prompt[:1]
+                    assert ids[:start] == [*told, *known[2:]][:start], "a draft that was wrong was left in the cache"
                 wanted = oracle(torch.tensor([ids])).logits[0, -1]
                 assert (logits - wanted).abs().max() < CLOSE * wanted.abs().max()
         assert llm.engine.inspect().num_draft_tokens > 5
@@ -133,6 +135,20 @@ def test_the_model_itself_is_mostly_right(tiny_llama_dir: Path, all_tried: None)
     """Of random weights a tenth would be a marvel: it is wrong where the first token, which it never sees, matters."""
     _, seen = serve(tiny_llama_dir, GREEDY, speculative=f"model:{tiny_llama_dir}:1")
     assert seen.num_accepted_at[0] > 0.4 * seen.num_drafts
+
+
+@pytest.mark.heavy
+def test_a_real_model_is_nearly_always_right_about_itself(all_tried: None) -> None:
+    """And second and third drafts are not far behind, though what they rest on may be wrong."""
+    prompts = ["Tell me about the history of bread.", "Write a Python function that adds two numbers, and explain it."]
+    few = {"device": "cpu", "num_kv_blocks": 60, "max_model_len": 256}
+    with LLM("smollm2", speculative="model:smollm2:3", **few) as llm:
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+        seen = llm.engine.inspect()
+    first, second, third = seen.num_accepted_at
+    assert first > 0.9 * seen.num_drafts
+    assert second > 0.75 * first
+    assert third > 0.5 * second
 
 
 def test_a_prefix_is_found_again(tiny_llama_dir: Path, small: Path, all_tried: None) -> None:
