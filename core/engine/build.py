@@ -15,7 +15,7 @@ import torch
 from core.config import EngineConfig, choose_dtype, resolve
 from core.engine import pools
 from core.engine.canonical import Exchanged
-from core.engine.drafters import Drafter, cost_note, open_drafter
+from core.engine.drafters import DeviceDrafter, cost_note, open_drafter
 from core.engine.foretell import Foretell
 from core.engine.models import find_model, read_config
 from core.engine.step_function import StepFunction
@@ -133,7 +133,7 @@ def assemble(config: EngineConfig, ranks: Ranks | None = None, tap: Tap | None =
     )
 
 
-def _drafter(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Drafter:
+def _drafter(config: EngineConfig, source: ModelSource, model: ModelConfig) -> DeviceDrafter:
     if config.speculative and source.pooling and source.pooling.headless:
         raise ConfigError(
             f"speculative is {config.speculative!r}, and {source.name} gives embeddings alone: leave it out"
@@ -170,7 +170,7 @@ def _plan(
     config: EngineConfig,
     facts: DeviceFacts,
     model: ModelConfig,
-    drafter: Drafter,
+    drafter: DeviceDrafter,
     implementations: Sequence[Implementation],
     tap: Tap | None,
 ) -> tuple[Plan, KernelSet]:
@@ -212,7 +212,7 @@ def _build(
 
 
 def _build_drafter(
-    drafter: Drafter, model: Model, builder: Builder, alone: tuple[KVGroup, ...], plan: Plan
+    drafter: DeviceDrafter, model: Model, builder: Builder, alone: tuple[KVGroup, ...], plan: Plan
 ) -> tuple[tuple[KVGroup, ...], tuple[KVLayout, ...], Foretell | None, list[str]]:
     """All KV groups with their layouts, what foretells, and what the plan says of it. `alone`: groups of the model."""
     others = set(builder.params)

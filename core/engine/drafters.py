@@ -33,7 +33,7 @@ Built = tuple[tuple[KVGroup, ...], Passes | None]
 
 
 @dataclass(frozen=True)
-class Drafter:
+class DeviceDrafter:
     """What runs on the device beside the model, not built yet.
 
     source      the model's tensors, and its own
@@ -72,7 +72,7 @@ class Drafter:
 
 def open_drafter(
     speculative: str | None, source: ModelSource, config: ModelConfig, max_len: int | None = None
-) -> Drafter:
+) -> DeviceDrafter:
     """What `speculative` names, for the model with these files and this config; files are opened, weights are not read.
 
     max_len   as asked for
@@ -82,16 +82,16 @@ def open_drafter(
     match parse_speculative(speculative) if speculative else None:
         case HeadsChoice(path, num):
             heads = load_heads(Path(path), source)
-            return Drafter(heads.source, partial(_build_layers, heads, num), num, heads.draft_ids)
+            return DeviceDrafter(heads.source, partial(_build_layers, heads, num), num, heads.draft_ids)
         case ModelChoice(path, num):
             draft, spec = find_model(path)
             check_writes(draft)
             own = read_config(draft, spec, max_len)
             check_vocabulary(source, config, draft, own)
             build = partial(_build_model, spec, own, config.kv_groups, num)
-            return Drafter(WithDraftModel(source, draft), build, num, config=own)
+            return DeviceDrafter(WithDraftModel(source, draft), build, num, config=own)
         case _:
-            return Drafter(source, lambda model, builder: (config.kv_groups, None))
+            return DeviceDrafter(source, lambda model, builder: (config.kv_groups, None))
 
 
 def _build_layers(heads: Heads, num: int, model: Model, b: Builder) -> Built:

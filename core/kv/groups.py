@@ -19,7 +19,7 @@ class KVGroup:
     head_size          D
     retain             None: every token is kept; W: a token sees itself and the W - 1 before it
     tokens_per_entry   tokens that one cache entry stands for
-    lookahead          entries near the end that depend on tokens not known yet (draft layers)
+    lookahead          entries near the end that depend on tokens not known yet (draft layers and draft models)
     """
 
     num_layers: int
