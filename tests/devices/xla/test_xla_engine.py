@@ -17,6 +17,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.kernels.table import TABLE
 from core.request import Structured
+from tests.conftest import write_llama
 from tests.core.speculate.random_heads import write_heads
 from tests.devices.xla.ways import counter_of_compilations, through_jax
 
@@ -81,11 +82,12 @@ def test_tiny_text_is_that_of_the_cpu_device(tiny_llama_dir: Path, depth: int) -
 
 @pytest.mark.parametrize("drafter", ["ngram", "mtp", "model"])
 def test_drafts_change_nothing(tiny_llama_dir: Path, tmp_path: Path, drafter: str) -> None:
-    """Nor is anything compiled for them while requests wait; draft layers have random weights."""
+    """Nor is anything compiled for them while requests wait; draft layers and draft models have random weights."""
     rng = random.Random(2)
     prompts = [rng.choices(range(3, 384), k=7) * 3 for _ in range(9)]
     asked = f"mtp:{write_heads(tmp_path / 'heads', tiny_llama_dir, 2)}" if drafter == "mtp" else "ngram:4"
-    asked = f"model:{tiny_llama_dir}:2" if drafter == "model" else asked
+    if drafter == "model":
+        asked = f"model:{write_llama(tmp_path / 'draft', num_hidden_layers=1)}:2"
     options: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 60, "max_model_len": 512, "device": "xla"}
     with LLM(str(tiny_llama_dir), **options) as llm:
         wanted = llm.generate(prompts, greedy(60, logprobs=2))
@@ -95,7 +97,7 @@ def test_drafts_change_nothing(tiny_llama_dir: Path, tmp_path: Path, drafter: st
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine.token_ids[: len(sure(theirs, 1e-3))] == sure(theirs, 1e-3)
     assert snapshot.num_draft_tokens > 0
-    assert snapshot.num_accepted_tokens > 0 or drafter == "mtp"
+    assert snapshot.num_accepted_tokens > 0 or drafter != "ngram"
     assert snapshot.num_late_compiles == 0
 
 
