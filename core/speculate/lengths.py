@@ -107,25 +107,29 @@ class Lengths:
         size = _rounded(num_tokens)
         if not ranked or self._ages.get(size, _REFRESH) >= _REFRESH:
             return counts
-        rates = self._rates(ranked, num_tokens, num_draws)
-        best = int(rates.argmax())
-        if rates[best] >= _LEAST_GAIN * rates[0]:
+        if num := _num_taken(self._rates(ranked, num_tokens, num_draws)):
             self._ages[size] += 1
-            for _, _, i in ranked[:best]:
+            for _, _, i in ranked[:num]:
                 counts[i] += 1
         return counts
 
     def worth(self, drafts: Drafts, num_tokens: int, num_draws: int) -> float:
-        """Most tokens a second that such a step emits if ids are foretold, over those if they are not, nor drafted."""
+        """Tokens a second that such a step emits if ids are foretold, over those if they are not, nor drafted."""
         rates = self._rates(_ranked(drafts), num_tokens, num_draws)
         alone = num_draws / self._computing.of(np.array([float(num_tokens)]))
-        return float(rates.max() / alone[0])
+        return float(rates[_num_taken(rates)] / alone[0])
 
     def _rates(self, ranked: list[_Ranked], num_tokens: int, num_draws: int) -> Floats:
         """Tokens a second, with none, one, ... of the drafts."""
         emitted = num_draws + np.concatenate([[0], np.cumsum([-chance for chance, _, _ in ranked])])
         sizes = num_tokens + np.arange(len(emitted), dtype=np.float64)
         return emitted / (self._computing.of(sizes) + self._foretelling.of(sizes))
+
+
+def _num_taken(rates: Floats) -> int:
+    """How many drafts, by tokens a second with none, one, ... of them."""
+    best = int(rates.argmax())
+    return best if rates[best] >= _LEAST_GAIN * rates[0] else 0
 
 
 def _ranked(drafts: Drafts) -> list[_Ranked]:
