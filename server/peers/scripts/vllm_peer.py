@@ -25,7 +25,7 @@ ALONE = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-WRITES = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+WRITES = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR")
 
 
 class Peer:
@@ -93,7 +93,9 @@ def prepare(folder: Path) -> None:
     if not OPENMP.is_file():
         raise SystemExit(f"{OPENMP} is not there: intel-openmp brings it, for x86 processors only")
     os.environ.update(OPENMP_SETTINGS | ALONE)
-    os.environ.update({name: str(folder / name.lower()) for name in WRITES})
+    for name in WRITES:
+        os.environ[name] = str(folder / name.lower())
+        Path(os.environ[name]).mkdir(parents=True)
     ctypes.CDLL(str(OPENMP), ctypes.RTLD_GLOBAL)
 
 
