@@ -1,7 +1,8 @@
 """Compiles the native kernels: beside this file for an editable install, into the wheel otherwise.
 
 How it works. `variant.cpp` is compiled once for each set of instructions, each with its own flags, and `entry.cpp`
-once; the library chooses among the variants when it runs. It is plain C to the outside and includes nothing of torch,
+once; the library chooses among the variants when it runs. A compiler that knows no AMX makes the others. It is plain C
+to the outside and includes nothing of torch,
 so one build serves every torch. Where it cannot be built, a file says why instead, and the device uses torch's own
 operators. Runs while a package is built (`hook.py`), so it imports nothing of this one.
 """
@@ -23,7 +24,9 @@ COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl")
-_X86 = {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": (*_AVX512, "-mavx512bf16")}
+_BF16 = (*_AVX512, "-mavx512bf16")
+_X86 = {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": _BF16}
+_AMX = (*_BF16, "-mamx-tile", "-mamx-bf16")
 
 
 class CompileError(Exception):
@@ -70,9 +73,12 @@ def _compile(library: Path) -> str | None:
 def compile_objects(compiler: str, folder: Path, *more: str) -> list[str]:
     """Compile every source with the flags `more` added: the object files, in `folder`. Raises: CompileError."""
     x86 = platform.machine() in ("x86_64", "AMD64")
-    common = (compiler, *_FLAGS, *more, *(("-DHAVE_X86",) if x86 else ()), "-c")
+    amx = x86 and _knows(compiler, *_AMX)
+    have = (*(("-DHAVE_X86",) if x86 else ()), *(("-DHAVE_AMX",) if amx else ()))
+    common = (compiler, *_FLAGS, *more, *have, "-c")
     commands = {"entry": (*common, f'-DSOURCES="{sources_hash()}"', str(HERE / "entry.cpp"))}
-    for name, flags in {"generic": (), **(_X86 if x86 else {})}.items():
+    variants = {"generic": (), **(_X86 if x86 else {}), **({"amx": _AMX} if amx else {})}
+    for name, flags in variants.items():
         defines = (f"-DVARIANT=kernels_{name}", f'-DSIMD_HEADER="simd_{name}.h"')
         commands[name] = (*common, *flags, *defines, str(HERE / "variant.cpp"))
     objects = [str(folder / f"{name}.o") for name in commands]
@@ -80,6 +86,15 @@ def compile_objects(compiler: str, folder: Path, *more: str) -> list[str]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda command: run(*command), compiling))
     return objects
+
+
+def _knows(compiler: str, *flags: str) -> bool:
+    """Whether the compiler takes these flags: g++ and clang++ know AMX since their 11."""
+    try:
+        run(compiler, *flags, "-fsyntax-only", "-x", "c++", os.devnull)
+    except CompileError:
+        return False
+    return True
 
 
 def run(*command: str) -> None:

@@ -10,6 +10,13 @@ extern const Kernels kernels_generic;
 #ifdef HAVE_X86
 extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
 #endif
+#ifdef HAVE_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+extern const Kernels kernels_amx;
+#endif
 
 namespace {
 
@@ -32,8 +39,31 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
+// Why the tile registers of AMX cannot be used; null where they can. A process must ask the system for them, once; asking
+// again changes nothing. Source: Intel, Architecture Instruction Set Extensions Programming Reference, CPUID leaf 7; Linux,
+// Documentation/arch/x86/xstate.rst.
+const char* why_no_tiles() {
+#ifdef HAVE_AMX
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+  constexpr long ASK_FOR_STATE = 0x1023, TILE_DATA = 18;
+  unsigned a, b, c, d;
+  if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE))
+    return "this processor has no AMX";
+  return syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) ? "the system refuses AMX to this process" : nullptr;
+#else
+  return "compiled without AMX";
+#endif
+}
+
+#ifdef HAVE_AMX
+bool has_amx() { return !why_no_tiles(); }
+#endif
+
 // Best first.
 const Variant variants[] = {
+#ifdef HAVE_AMX
+    {"amx", &kernels_amx, has_amx},
+#endif
 #ifdef HAVE_X86
     {"avx512_bf16", &kernels_avx512_bf16, has_avx512_bf16},
     {"avx512", &kernels_avx512, has_avx512},
@@ -84,6 +114,9 @@ EXPORT const char* core_cpu_variant(int index) {
     if (variants[i].fits() && index-- == 0) return variants[i].name;
   return nullptr;
 }
+
+// Why there is no variant with AMX; null where there is one.
+EXPORT const char* core_cpu_why_no_tiles() { return why_no_tiles(); }
 
 // Kernels of the variant at `index`, counted in the same way; null past the last.
 EXPORT const Kernels* core_cpu_kernels(int index) {

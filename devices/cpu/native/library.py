@@ -2,7 +2,8 @@
 
 Owns the choice of a variant and the library's types. Imports no torch: probing a device asks what is there. The variant
 is the best that the processor can run; `CORE_CPU_NATIVE` names another one, or "off". Torch's operators are kept where
-they are better: with AMX, which no variant uses, and on processors that can run none but the portable variant.
+they are better: on processors with AMX where the compiler knew none, and on those that can run none but the portable
+variant. Asking for AMX lets the process use its registers from then on, as torch does, too.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ from devices.cpu.native.build import LIBRARY, REASON, sources_hash
 HERE = Path(__file__).parent
 VARIABLE = "CORE_CPU_NATIVE"
 PORTABLE = "generic"
+_NOT_COMPILED = "compiled without AMX"  # as the library says it
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _LINEAR = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER)
@@ -105,14 +107,16 @@ class _Kernels(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Native:
-    """A variant to use, or the reason why there is none."""
+    """A variant to use, and why it is no better one; or the reason why there is none."""
 
     variant: str | None
     reason: str
 
     def describe(self) -> str:
         """For people: part of what the device says it is."""
-        return f"native kernels: {self.variant}" if self.variant else f"no native kernels: {self.reason}"
+        if self.variant is None:
+            return f"no native kernels: {self.reason}"
+        return f"native kernels: {self.variant}" + (f" ({self.reason})" if self.reason else "")
 
 
 def find_native() -> Native:
@@ -128,13 +132,16 @@ def find_native() -> Native:
     if asked:
         return Native(asked, "")
     reason = missing or _why_not(have[0])
-    return Native(None, reason) if reason else Native(have[0], "")
+    if reason:
+        return Native(None, reason)
+    amx = "amx_bf16" in machine.instruction_sets()
+    return Native(have[0], _why_no_tiles() if amx else "")
 
 
 def _why_not(best: str) -> str:
     """Why torch's operators are better here than the best variant; empty when they are not."""
-    if "amx_bf16" in machine.instruction_sets():
-        return f"torch uses AMX and they do not; {VARIABLE}={best} takes them"
+    if "amx_bf16" in machine.instruction_sets() and _why_no_tiles() == _NOT_COMPILED:
+        return f"torch uses AMX and they were {_NOT_COMPILED}; {VARIABLE}={best} takes them"
     return f"this processor has no AVX2; {VARIABLE}={best} takes portable ones" if best == PORTABLE else ""
 
 
@@ -144,6 +151,12 @@ def variants() -> tuple[str, ...]:
     while (name := _library().core_cpu_variant(len(names))) is not None:
         names.append(name.decode())
     return tuple(names)
+
+
+def _why_no_tiles() -> str:
+    """Why no variant uses AMX, where the processor has it; empty when one does."""
+    reason: bytes | None = _library().core_cpu_why_no_tiles()
+    return reason.decode() if reason else ""
 
 
 def load(variant: str) -> _Kernels:
@@ -183,6 +196,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(HERE / LIBRARY))
     library.core_cpu_sources.restype = ctypes.c_char_p
     library.core_cpu_variant.restype = ctypes.c_char_p
+    library.core_cpu_why_no_tiles.restype = ctypes.c_char_p
     library.core_cpu_kernels.restype = ctypes.POINTER(_Kernels)
     library.core_cpu_use_threads.argtypes = (_POINTER, _POINTER)
     library.core_cpu_use_threads.restype = None

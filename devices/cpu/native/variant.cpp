@@ -13,10 +13,16 @@ namespace {
 #include "numbers.h"
 #include SIMD_HEADER
 #include "linear.h"
+#ifdef __AMX_BF16__
+#include "tiles.h"
+constexpr Linear linear_dense = linear_tiles;
+#else
+constexpr Linear linear_dense = linear<Bf16>;
+#endif
 #include "exp.h"
 #include "attention.h"
 #include "rows.h"
 }  // namespace
 
 extern const Kernels VARIANT;
-const Kernels VARIANT = {linear<Bf16>, linear<Coded<Q41>>, linear<Coded<Q80>>, attention, kv_write, norm, rope, act_mul};
+const Kernels VARIANT = {linear_dense, linear<Coded<Q41>>, linear<Coded<Q80>>, attention, kv_write, norm, rope, act_mul};
