@@ -2,9 +2,9 @@
 
 How it works. `variant.cpp` is compiled once for each set of instructions, each with its own flags, and `entry.cpp`
 once; the library chooses among the variants when it runs. A compiler that knows no AMX makes the others. It is plain C
-to the outside and includes nothing of torch,
-so one build serves every torch. Where it cannot be built, a file says why instead, and the device uses torch's own
-operators. Runs while a package is built (`hook.py`), so it imports nothing of this one.
+to the outside and includes nothing of torch, so one build serves every torch. Where it cannot be built, a file says why
+instead, and the device uses torch's own operators. Runs while a package is built (`hook.py`), so it imports nothing of
+this one.
 """
 
 import hashlib

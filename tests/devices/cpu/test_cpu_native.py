@@ -25,6 +25,8 @@ SHAPES = [
     (64, 130, 1025),
     (13, 129, 4100),
     (2, 200, 14336),
+    (18, 80, 31),
+    (71, 100, 5000),
 ]
 """T, N and K: of one strip and many, with odd K, of several chunks of tokens, and of weights cut along K."""
 
@@ -116,17 +118,20 @@ def test_strips_are_shared_by_threads(n: int) -> None:
     assert ((y.double() - exact).abs() <= ROUNDOFF * exact.abs() + 1e-4).all()
 
 
+@pytest.mark.parametrize("num", [9, 33])
+@pytest.mark.parametrize("k", [31, 64, 65])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_number_reaches_another_row_or_column(variant: str) -> None:
+def test_no_number_reaches_another_row_or_column(variant: str, k: int, num: int) -> None:
     draw = torch.Generator().manual_seed(4)
-    w, x = torch.randn(40, 65, generator=draw).bfloat16(), torch.randn(9, 65, generator=draw).bfloat16()
+    w, x = torch.randn(40, k, generator=draw).bfloat16(), torch.randn(num, k, generator=draw).bfloat16()
     kernels = LinearKernels(variant)
     x[3], w[17] = float("nan"), float("nan")
-    x[5, 64], w[:, 64] = float("inf"), w[:, 64].abs() + 1
+    x[5, -1], w[:, -1] = float("inf"), w[:, -1].abs() + 1
     clean = linear(x[:3], kernels.pack_weight(w[:17]))
     y = linear(x, kernels.pack_weight(w))
     assert y[3].isnan().all()
     assert y[:, 17].isnan().all()
+    assert not y[6:, :17].isnan().any()
     assert (y[5, :17] == float("inf")).all()
     assert y[:3, :17].equal(clean)
 

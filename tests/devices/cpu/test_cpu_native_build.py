@@ -1,6 +1,7 @@
 """Building the compiled kernels, choosing among them, and what the device says where there are none."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -66,15 +67,38 @@ def test_off_and_unknown_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torch_is_kept_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    best = library.variants()[0]
+    monkeypatch.setattr(library, "variants", lambda: ("avx512", library.PORTABLE))
+    monkeypatch.setattr(library, "_why_no_tiles", lambda: "compiled without AMX")
     monkeypatch.setattr(machine, "instruction_sets", lambda: ("avx2", "amx_bf16"))
     assert (
         find_native().describe()
-        == f"no native kernels: torch uses AMX and they do not; CORE_CPU_NATIVE={best} takes them"
+        == "no native kernels: torch uses AMX and they were compiled without AMX; CORE_CPU_NATIVE=avx512 takes them"
     )
     monkeypatch.setattr(machine, "instruction_sets", lambda: ())
     monkeypatch.setattr(library, "variants", lambda: (library.PORTABLE,))
     assert "this processor has no AVX2" in find_native().describe()
+
+
+REFUSED = """
+import ctypes
+from devices.cpu.device import CpuDevice
+from devices.cpu.native import library
+class Stack(ctypes.Structure):
+    _fields_ = (("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+memory = ctypes.create_string_buffer(4096)
+small = Stack(ctypes.addressof(memory), 0, len(memory))
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(small), None) == 0
+print(*library.variants(), CpuDevice().probe().arch, sep="; ")
+"""
+
+
+@pytest.mark.skipif("amx_bf16" not in machine.instruction_sets(), reason="this processor has no AMX")
+def test_where_the_system_refuses_tiles_the_next_variant_is_used_and_said() -> None:
+    """It refuses them where a signal's stack is too small for them."""
+    command, env = [sys.executable, "-c", REFUSED], os.environ | {library.VARIABLE: ""}
+    said = subprocess.run(command, env=env, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    assert said.startswith("avx512_bf16; ")
+    assert said.endswith("native kernels: avx512_bf16 (the system refuses AMX to this process)\n")
 
 
 def test_where_nothing_is_built_the_plan_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +156,24 @@ def test_a_build_takes_the_place_of_an_older_one_and_has_the_same_bytes_again(tm
         assert [path.name for path in tmp_path.iterdir()] == [build.LIBRARY]
         made.append((tmp_path / build.LIBRARY).read_bytes())
     assert made[0] == made[1]
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not set(library.variants()) & {"avx2"}, reason="what is left out is for x86")
+def test_a_compiler_that_knows_no_amx_makes_the_other_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = tmp_path / "older"
+    older.write_text(
+        '#!/bin/sh\ncase "$*" in *-mamx*) echo "error: unrecognized option -mamx-tile" >&2; exit 1;; esac\n'
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    older.chmod(0o755)
+    monkeypatch.setenv("CXX", str(older))
+    assert build.build(tmp_path) == tmp_path / build.LIBRARY
+    before = library.variants()
+    monkeypatch.setattr(library, "HERE", tmp_path)
+    forget()
+    assert library.variants() == tuple(name for name in before if name != "amx")
+    assert library._why_no_tiles() == "compiled without AMX"
 
 
 @pytest.mark.heavy
