@@ -6,7 +6,7 @@
 // so scores are products of q with strips of 16 keys, and results are products of probabilities with strips of D.
 //
 // How it works. A unit of work is one key head, for TILE_TOKENS tokens of a sequence. Its rows, query heads of these
-// tokens, go in blocks of Simd::ROWS. A block walks over KEYS keys at a time, from a multiple of KEYS on, and joins them
+// tokens, go in blocks of MOST_ROWS. A block walks over KEYS keys at a time, from a multiple of KEYS on, and joins them
 // by the usual rescaling (Source: Dao et al. 2022, arXiv:2205.14135). Where a row sees none of the keys, nothing of it is
 // touched, and where it sees some, others are left out by lanes and by halves of pairs, never multiplied: they may be NaN.
 // So what a row's result is does not depend on other rows. Probabilities may be rounded to bfloat16 before they weigh.
@@ -14,22 +14,27 @@
 // Legend: T tokens, S sequences, H query heads, Hkv key heads, G = H / Hkv, D head size, B pages in a block table, M rows.
 
 constexpr int KEYS = 64, MAX_HEAD = 256, TILE_TOKENS = 8;
+#ifdef __AMX_BF16__
+constexpr int MOST_ROWS = 16;
+#else
+constexpr int MOST_ROWS = Simd::ROWS;
+#endif
 
 struct Rows {
   int num;
-  int64_t token[Simd::ROWS], head[Simd::ROWS];
-  int64_t first[Simd::ROWS], last[Simd::ROWS];  // of the keys that each sees: [first, last)
+  int64_t token[MOST_ROWS], head[MOST_ROWS];
+  int64_t first[MOST_ROWS], last[MOST_ROWS];  // of the keys that each sees: [first, last)
 };
 
 // What a block of rows has so far.
 struct State {
-  float top[Simd::ROWS];           // the greatest score
-  Simd::Vector total[Simd::ROWS];  // of probabilities, by lane
-  Simd::Vector fade[Simd::ROWS];   // by how much what was there before counts less
-  float out[Simd::ROWS][MAX_HEAD];
-  Simd::Pair q[Simd::ROWS][MAX_HEAD / 2];
-  Simd::Pair weights[Simd::ROWS][KEYS / 2];
-  float scores[Simd::ROWS][KEYS];
+  float top[MOST_ROWS];           // the greatest score
+  Simd::Vector total[MOST_ROWS];  // of probabilities, by lane
+  Simd::Vector fade[MOST_ROWS];   // by how much what was there before counts less
+  float out[MOST_ROWS][MAX_HEAD];
+  Simd::Pair q[MOST_ROWS][MAX_HEAD / 2];
+  Simd::Pair weights[MOST_ROWS][KEYS / 2];
+  float scores[MOST_ROWS][KEYS];
 };
 
 inline const uint8_t* strip_of(const Attention& job, const void* plane, int64_t seq, int64_t kv_head, int64_t key) {
@@ -118,41 +123,66 @@ inline void add_some_values(State& state, const uint8_t* const* values, int64_t 
   }
 }
 
-// Joins KEYS keys, from `key` on, with what M rows have so far.
-template <int M>
-void join(const Attention& job, State& state, const Rows& rows, int64_t seq, int64_t kv_head, int64_t key) {
+// Of KEYS keys, from `key` on: which ones each of some rows sees, [begin, end), whether all of them see all, and where
+// strips of keys and values lie.
+struct Keys {
+  int begin[MOST_ROWS], end[MOST_ROWS];
+  bool all;
   const uint8_t *keys[KEYS / LANES], *values[KEYS / LANES];
-  int begin[M], end[M];
+};
+
+inline void look_up(const Attention& job, const Rows& rows, int64_t seq, int64_t kv_head, int64_t key, Keys& some) {
   int64_t last = 0;
-  bool all = true;
-  for (int m = 0; m < M; m++) {
-    begin[m] = clamped(rows.first[m] - key, KEYS), end[m] = clamped(rows.last[m] - key, KEYS);
+  some.all = true;
+  for (int m = 0; m < rows.num; m++) {
+    some.begin[m] = clamped(rows.first[m] - key, KEYS), some.end[m] = clamped(rows.last[m] - key, KEYS);
     last = rows.last[m] > last ? rows.last[m] : last;
-    all = all && begin[m] == 0 && end[m] == KEYS;
+    some.all = some.all && some.begin[m] == 0 && some.end[m] == KEYS;
   }
   for (int s = 0; s < KEYS / LANES; s++) {
     const int64_t at = key + s * LANES < last ? key + s * LANES : key;  // nobody sees the rest
-    keys[s] = strip_of(job, job.keys, seq, kv_head, at);
-    values[s] = strip_of(job, job.values, seq, kv_head, at);
+    some.keys[s] = strip_of(job, job.keys, seq, kv_head, at);
+    some.values[s] = strip_of(job, job.values, seq, kv_head, at);
   }
-  score<M>(state, keys, job.head_size);
+}
+
+#ifdef __AMX_BF16__
+#include "tiles_attention.h"
+#else
+inline void start_rows(int) {}
+inline void stop_rows() {}
+
+// Joins KEYS keys with what M rows have so far.
+template <int M>
+void join(const Attention& job, State& state, const Keys& some) {
+  score<M>(state, some.keys, job.head_size);
   for (int m = 0; m < M; m++)
-    if (begin[m] < end[m]) weigh(job, state, m, begin[m], end[m]);
-  if (!all) {
+    if (some.begin[m] < some.end[m]) weigh(job, state, m, some.begin[m], some.end[m]);
+  if (!some.all) {
     for (int m = 0; m < M; m++)
-      if (begin[m] < end[m]) add_some_values(state, values, job.head_size, m, begin[m], end[m]);
+      if (some.begin[m] < some.end[m])
+        add_some_values(state, some.values, job.head_size, m, some.begin[m], some.end[m]);
     return;
   }
   int64_t strip = 0;
-  for (; strip + 4 <= job.head_size / LANES; strip += 4) add_values<M, 4>(state, values, job.head_size, strip);
-  for (; strip < job.head_size / LANES; strip++) add_values<M, 1>(state, values, job.head_size, strip);
+  for (; strip + 4 <= job.head_size / LANES; strip += 4) add_values<M, 4>(state, some.values, job.head_size, strip);
+  for (; strip < job.head_size / LANES; strip++) add_values<M, 1>(state, some.values, job.head_size, strip);
 }
 
-template <int M>
-void attend(const Attention& job, const Rows& rows, int64_t seq, int64_t kv_head) {
+template <int M = MOST_ROWS>
+void join_rows(const Attention& job, State& state, const Keys& some, int num) {
+  if constexpr (M > 0) {
+    if (num == M) return join<M>(job, state, some);
+    join_rows<M - 1>(job, state, some, num);
+  }
+}
+#endif
+
+inline void attend_rows(const Attention& job, const Rows& rows, int64_t seq, int64_t kv_head) {
   State state;
+  Keys some;
   int64_t first = rows.first[0], last = 0;
-  for (int m = 0; m < M; m++) {
+  for (int m = 0; m < rows.num; m++) {
     const uint16_t* q = job.q + rows.token[m] * job.q_token_stride + rows.head[m] * job.q_head_stride;
     for (int64_t d = 0; d < job.head_size; d += 2) state.q[m][d / 2] = Simd::pair(q[d], q[d + 1]);
     for (int64_t d = 0; d < job.head_size; d += LANES) Simd::store(&state.out[m][d], Simd::zero());
@@ -160,22 +190,19 @@ void attend(const Attention& job, const Rows& rows, int64_t seq, int64_t kv_head
     first = rows.first[m] < first ? rows.first[m] : first;
     last = rows.last[m] > last ? rows.last[m] : last;
   }
-  for (int64_t key = first / KEYS * KEYS; key < last; key += KEYS) join<M>(job, state, rows, seq, kv_head, key);
-  for (int m = 0; m < M; m++) {
+  start_rows(rows.num);
+  for (int64_t key = first / KEYS * KEYS; key < last; key += KEYS) {
+    look_up(job, rows, seq, kv_head, key, some);
+    join_rows(job, state, some, rows.num);
+  }
+  stop_rows();
+  for (int m = 0; m < rows.num; m++) {
     const float total = Simd::total(state.total[m]);
     const int64_t row = rows.token[m] * job.num_heads + rows.head[m];
     const Simd::Vector by = Simd::spread(total == 0 ? 1 : total);
     for (int64_t d = 0; d < job.head_size; d += LANES)
       Simd::store_bf16(job.out + row * job.head_size + d, Simd::divide(Simd::load(&state.out[m][d]), by), LANES);
     if (job.lse) job.lse[row] = state.top[m] + logf(total);
-  }
-}
-
-template <int M = Simd::ROWS>
-void attend_rows(const Attention& job, const Rows& rows, int64_t seq, int64_t kv_head) {
-  if constexpr (M > 0) {
-    if (rows.num == M) return attend<M>(job, rows, seq, kv_head);
-    attend_rows<M - 1>(job, rows, seq, kv_head);
   }
 }
 
@@ -203,7 +230,7 @@ inline void attend_unit(const void* data, int unit, int) {
       const int64_t last = job.kv_lens[seq] - stop + token + 1, m = rows.num++;
       rows.token[m] = token, rows.head[m] = kv_head * group + part * heads + h, rows.last[m] = last;
       rows.first[m] = job.window > 0 && last > job.window ? last - job.window : 0;
-      if (rows.num == Simd::ROWS || (token == end - 1 && h == heads - 1)) {
+      if (rows.num == MOST_ROWS || (token == end - 1 && h == heads - 1)) {
         attend_rows(job, rows, seq, kv_head);
         rows.num = 0;
       }
