@@ -205,7 +205,7 @@ class Scheduler(Roster):
                 continue
             self.swaps.drop(seq)
             if self.drafting and seq.drafter and lease.foretold:
-                self.drafting.follow(seq.drafter, len(self.running) + 1)
+                self.drafting.follow(seq.drafter, min(len(self._by_id), self.max_seqs))
             seq.table = self.cache.open(lease)
             seq.num_computed = lease.num_tokens
             if seq.num_cached is None:
@@ -234,11 +234,10 @@ class Scheduler(Roster):
     def update(self, output: StepOutput) -> list[SequenceOutput]:
         """Retire the oldest step in flight with what it drew."""
         outputs = []
-        flight = self._flights.popleft()
-        if self.drafting and flight.num_tokens:
-            self.drafting.learn_time(flight.num_tokens, self._took_s(flight), output.foretelling_s)
+        flight, num_drawn = self._flights.popleft(), 0
         for item, drawn, logprobs, foretold in retire(flight.items, output):
             seq = item.seq
+            num_drawn += len(drawn)
             if self.drafting and seq.drafter and drawn:
                 self.drafting.learn(seq.drafter, item.num_draws - 1, len(drawn) - 1)
             if seq.status is not Status.FINISHED:
@@ -248,6 +247,8 @@ class Scheduler(Roster):
             if seq in self._leaving and not seq.num_scheduled:
                 self._leaving.remove(seq)
                 self._vacate(seq)
+        if self.drafting and flight.num_tokens:
+            self._learn_step(self.drafting, flight, num_drawn, output.foretelling_s)
         for seq in self.swaps.complete(output.transferred, output.late):
             if seq in self._leaving:
                 self._leaving.remove(seq)
@@ -256,6 +257,12 @@ class Scheduler(Roster):
                 self.swaps.drop(seq)
                 seq.status = Status.RUNNING
         return outputs
+
+    def _learn_step(self, drafting: Drafting, flight: Flight, num_drawn: int, foretelling_s: float) -> None:
+        took_s = self._took_s(flight)
+        drafting.learn_time(flight.num_tokens, took_s, foretelling_s)
+        if foretelling_s and all(item.samples and item.num_tokens == 1 for item in flight.items):
+            drafting.learn_gain(len(flight.items), num_drawn, took_s)
 
     def _took_s(self, flight: Flight) -> float:
         """How long a step that has ended took, but for the time that it stood behind another one."""

@@ -18,8 +18,9 @@ from typing import Protocol
 from core.speculate.lengths import EXPECTED, Drafts, Lengths, Record
 
 _NEWS = 0.02  # weight of one sequence in what is expected of the next
-_JUDGE, _PATIENCE = 4, 3  # draws with ids foretold; times in a row that it did not pay
-_RETRY = 64  # sequences that are not followed, for one that is all the same
+_JUDGE, _PATIENCE = 2, 3  # steps with ids foretold; times in a row that it did not pay
+_LEAST_WORTH = 1.05  # of tokens a second with foretelling over those without
+_RETRY = 256  # sequences that are not followed, for one that is all the same
 
 
 class Drafter(Protocol):
@@ -113,21 +114,24 @@ class Drafting:
             return SequenceDrafts(None, token_ids, self._expected)
         return SequenceDrafts(self._open_drafter(), token_ids, EXPECTED)
 
-    def follow(self, drafts: SequenceDrafts, num_running: int) -> None:
+    def follow(self, drafts: SequenceDrafts, num: int) -> None:
         """Let the device follow a sequence of which nothing is computed, or no more than it has followed already.
 
-        num_running   sequences, with this one
+        num   sequences that will run together
         """
-        drafts.followed = self._open_drafter is None and self._would_pay(num_running)
+        drafts.followed = self._open_drafter is None and self._would_pay(num)
 
     def _would_pay(self, num: int) -> bool:
         if not (self.lengths and self.counts.num_foretelling):
             return True
         alike = [(Record(self._expected), self.max_drafts)] * num
-        if self.lengths.worth(alike, num, num) >= 1:
+        if self.lengths.worth(alike, num) >= _LEAST_WORTH:
             return True
         self._num_refused += 1
-        return self._num_refused % _RETRY == 0
+        if self._num_refused % _RETRY:
+            return False
+        self.lengths.forget_gains()
+        return True
 
     def propose(self, drafts: Sequence[SequenceDrafts], num_tokens: int, num_draws: int) -> list[list[int]]:
         """Drafts of sequences in a step that has so many tokens and draws without them."""
@@ -136,18 +140,16 @@ class Drafting:
             return proposed
         wanted = [(each.record, len(ids)) for each, ids in zip(drafts, proposed, strict=True)]
         if self._open_drafter is None and any(proposed):
-            self._judge(self.lengths, drafts, wanted, num_tokens, num_draws)
+            self._judge(self.lengths, drafts, wanted)
         counts = self.lengths.choose(wanted, num_tokens, num_draws)
         return [ids[:count] for ids, count in zip(proposed, counts, strict=True)]
 
-    def _judge(
-        self, lengths: Lengths, drafts: Sequence[SequenceDrafts], wanted: Drafts, num_tokens: int, num_draws: int
-    ) -> None:
+    def _judge(self, lengths: Lengths, drafts: Sequence[SequenceDrafts], wanted: Drafts) -> None:
         """Now and then, whether foretelling pays for those that it is done for; if it does not, they are given up."""
         self._num_judged += 1
         if self._num_judged % _JUDGE or not self.counts.num_foretelling:
             return
-        self._num_lost = self._num_lost + 1 if lengths.worth(wanted, num_tokens, num_draws) < 1 else 0
+        self._num_lost = self._num_lost + 1 if lengths.worth(wanted, len(wanted)) < _LEAST_WORTH else 0
         if self._num_lost == _PATIENCE:
             self._num_lost = 0
             for each in drafts:
@@ -160,6 +162,11 @@ class Drafting:
             self.counts.foretelling_s += foretelling_s
         if self.lengths:
             self.lengths.add_step(num_tokens, seconds, foretelling_s)
+
+    def learn_gain(self, num_draws: int, num_emitted: int, seconds: float) -> None:
+        """A step in which ids were foretold, and all sequences decoded, emitted so many tokens."""
+        if self.lengths:
+            self.lengths.add_gain(num_draws, num_emitted, seconds)
 
     def learn(self, drafts: SequenceDrafts, num: int, num_right: int) -> None:
         """A draw of a sequence came with so many drafts, and so many of them were right."""

@@ -155,9 +155,9 @@ def test_a_sequence_that_fails_is_left_alone_and_tried_again() -> None:
 
 def test_what_steps_take_without_drafts_is_measured_again() -> None:
     lengths = drafting(lambda size: 1.0)
-    chosen = [lengths.choose([(good_at(0.9), 8)], 1, 1) for _ in range(70)]
-    assert chosen[:64] == [[8]] * 64
-    assert chosen[64:] == [[0]] * 6
+    chosen = [lengths.choose([(good_at(0.9), 8)], 1, 1) for _ in range(20)]
+    assert chosen[:16] == [[8]] * 16
+    assert chosen[16:] == [[0]] * 4
     lengths.add_step(1, 0.01)
     lengths.add_step(1, 0.01)
     assert lengths.choose([(good_at(0.3), 8)], 1, 1) == [0]
