@@ -29,8 +29,9 @@ def test_profile(open_server: Server, model_folder: Path, run_client: Callable[.
     assert (profile["request_count"]["avg"], profile["request_error_rate"]["avg"]) == (NUM_REQUESTS, 0)
     assert profile["usage_completion_tokens"]["avg"] == NUM_TOKENS
     assert profile["total_usage_completion_tokens"]["avg"] == NUM_REQUESTS * NUM_TOKENS
-    for name in ("time_to_first_token", "inter_token_latency", "request_latency", "output_token_throughput"):
+    for name in ("time_to_first_token", "request_latency", "output_token_throughput"):
         assert profile[name]["avg"] > 0, name
+    assert profile["inter_token_latency"]["avg"] >= 0, "a client that waits for a processor reads several at once"
     told = json.loads((tmp_path / "server_metrics_export.json").read_text())
     assert told["summary"]["endpoints_successful"] == [f"{open_server.base_url}/metrics"]
     [series] = told["metrics"]["vllm:generation_tokens"]["series"]

@@ -54,7 +54,7 @@ def test_it_is_certified(env: Environment, project: Path) -> None:
 
 
 def test_it_serves(env: Environment, project: Path) -> None:
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "Name the capital of France."}]
     body = {"model": "smollm2", "messages": question, "temperature": 0, "max_tokens": 16}
     flags = ("smollm2", "--device", "warp", "--fallback", "allow", "--max-model-len", "512")
     with serve(env.folder, *flags, core=str(env.bin / "core")) as server:

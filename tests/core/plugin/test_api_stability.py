@@ -127,7 +127,7 @@ def test_it_is_certified_and_serves(steady: Candidate, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASSED, tier functional, level quick" in done.stdout
     with serve(tmp_path, "smollm2", "--device", "steady", "--fallback", "allow", "--dtype", "float32") as server:
-        question = [{"role": "user", "content": "What is the capital of France?"}]
+        question = [{"role": "user", "content": "Name the capital of France."}]
         body = {"model": "smollm2", "messages": question, "temperature": 0, "max_tokens": 16}
         answer = server.post("/v1/chat/completions", body)
     assert "Paris" in answer.json()["choices"][0]["message"]["content"]

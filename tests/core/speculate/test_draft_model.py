@@ -146,9 +146,9 @@ def test_a_real_model_is_nearly_always_right_about_itself(all_tried: None) -> No
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
         seen = llm.engine.inspect()
     first, second, third = seen.num_accepted_at
-    assert first > 0.9 * seen.num_drafts
-    assert second > 0.75 * first
-    assert third > 0.5 * second
+    assert first > 0.8 * seen.num_drafts
+    assert second > 0.5 * first
+    assert third > 0.25 * second
 
 
 def test_a_prefix_is_found_again(tiny_llama_dir: Path, small: Path, all_tried: None) -> None:
