@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.speculate.lengths import EXPECTED, Drafts, Lengths, Record
+from core.speculate.lengths import ENOUGH, EXPECTED, Drafts, Lengths, Record
 
 _NEWS = 0.02  # weight of one sequence in what is expected of the next
 _JUDGE, _PATIENCE = 2, 3  # steps with ids foretold; times in a row that it did not pay
 _LEAST_WORTH = 1.05  # of tokens a second with foretelling over those without
-_RETRY = 256  # sequences that are not followed, for one that is all the same
+_RETRY = 32  # sequences that are not followed, of as many as run together, for one that is all the same
+_OF_MANY = 8  # sequences whose draws tell about new ones
 
 
 class Drafter(Protocol):
@@ -125,11 +126,12 @@ class Drafting:
         if not (self.lengths and self.counts.num_foretelling):
             return True
         alike = [(Record(self._expected), self.max_drafts)] * num
-        if self.lengths.worth(alike, num) >= _LEAST_WORTH:
+        if self.lengths.worth(alike, num, _OF_MANY * ENOUGH) >= _LEAST_WORTH:
             return True
         self._num_refused += 1
-        if self._num_refused % _RETRY:
+        if self._num_refused < _RETRY * num:
             return False
+        self._num_refused = 0
         self.lengths.forget_gains()
         return True
 

@@ -27,7 +27,7 @@ EXPECTED = 0.7  # chance of a draft, of which nothing is known yet
 _NEWS, _DRIFT = 0.1, 0.005  # weights of one outcome, and of one draw without drafts
 _FIRST = 3  # steps of a size, of which the least time counts; later ones move it
 _STEP_NEWS, _MOST_NEWS = 0.2, 0.5  # weight of one step's time, and how much of it counts at most
-_ENOUGH, _FADES = 32, 0.05  # draws that tell whether foretelling pays, and how fast old steps count less
+ENOUGH, _FADES = 32, 0.01  # draws that tell whether foretelling pays, and how fast old steps count less
 _REFRESH = 16  # steps with drafts after which their size without any is measured again
 _LEAST_GAIN = 1.1  # less than that is lost in what is not measured, and in what is measured badly
 _WORTH = 0.2  # right drafts a draw that are worth a wait for the draw before
@@ -146,14 +146,14 @@ class Lengths:
         gained = self._gained.setdefault(num_draws.bit_length(), _Gained())
         gained.add(num_draws, num_emitted * self._alone_s(num_draws) / num_draws, seconds)
 
-    def worth(self, drafts: Drafts, num_draws: int) -> float:
+    def worth(self, drafts: Drafts, num_draws: int, enough: int = ENOUGH) -> float:
         """Tokens a second of decoding sequences if ids are foretold, over those if they are not, nor drafted.
 
-        As it was with about as many sequences, where that is known: of many guesses from times that vary, the best one
-        is too good.
+        As it was with about as many sequences, where `enough` draws tell: of many guesses from times that vary, the
+        best one is too good.
         """
         gained = self._gained.get(num_draws.bit_length())
-        if gained and gained.num_draws >= _ENOUGH:
+        if gained and gained.num_draws >= enough:
             return gained.own_s / gained.seconds
         rates = self._rates(_ranked(drafts), num_draws, num_draws)
         return float(rates[_num_taken(rates)]) * self._alone_s(num_draws) / num_draws
