@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from core.engine.pack import Packer
     from core.engine.rows import Rows
     from core.engine.step import StepPlan
+    from core.request import Request
 
 T = TypeVar("T")
 
@@ -55,7 +56,6 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     from core.engine.step import StepOutput
     from core.kv.cache import KVCache
     from core.kv.groups import KVGroup
-    from core.request import Request
 
     page, length = 16, context + num_steps + 64
     blocks = -(-length // page)
@@ -78,18 +78,7 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
     )
     for i in range(num_seqs):
         ids = [2 + (i + j) % 1000 for j in range(context - i % page)]  # page ends do not fall together
-        scheduler.add(
-            Request(
-                request_id=f"request-{i}",
-                prompt_ids=ids,
-                temperature=0.0,
-                top_k=0,
-                top_p=1.0,
-                seed=i,
-                max_tokens=num_steps + 8,
-                stop_ids=[0],
-            )
-        )
+        scheduler.add(_request(i, ids, num_steps + 8))
     costs: dict[str, list[float]] = {"schedule": [], "pack": [], "update": [], "encode": []}
 
     def timed(name: str, work: Callable[[], T]) -> T:
@@ -106,6 +95,22 @@ def step_costs(num_seqs: int, num_steps: int, context: int = 512) -> dict[str, l
         outputs = timed("update", partial(scheduler.update, StepOutput([1] * sum(plan.samples))))
         timed("encode", partial(msgspec.msgpack.encode, Outputs(outputs)))
     return _steady(costs, num_steps)
+
+
+def _request(number: int, ids: list[int], max_tokens: int) -> Request:
+    from core.request import Request
+
+    name = f"request-{number}"
+    return Request(
+        request_id=name,
+        prompt_ids=ids,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        seed=number,
+        max_tokens=max_tokens,
+        stop_ids=[0],
+    )
 
 
 def _steady(costs: dict[str, list[float]], num_steps: int) -> dict[str, list[float]]:

@@ -102,7 +102,6 @@ class Batch:
             if seq.embeds:
                 embeds += draws
             num_draws += item.num_draws
-        drafters = [item.seq.drafter for item in self.items]
         return StepPlan(
             self.new,
             [item.seq.row for item in self.items],
@@ -117,7 +116,7 @@ class Batch:
             transfers,
             transferred,
             drafts=[list(item.drafts) for item in self.items] if any(item.drafts for item in self.items) else [],
-            foretells=any(drafter.followed for drafter in drafters if drafter),
+            foretells=any(item.seq.drafter and item.seq.drafter.followed for item in self.items),
         )
 
 

@@ -235,6 +235,7 @@ class Scheduler(Roster):
         """Retire the oldest step in flight with what it drew."""
         outputs = []
         flight, num_drawn = self._flights.popleft(), 0
+        took_s = self._took_s(flight)
         for item, drawn, logprobs, foretold in retire(flight.items, output):
             seq = item.seq
             num_drawn += len(drawn)
@@ -248,7 +249,10 @@ class Scheduler(Roster):
                 self._leaving.remove(seq)
                 self._vacate(seq)
         if self.drafting and flight.num_tokens:
-            self._learn_step(self.drafting, flight, num_drawn, output.foretelling_s)
+            drafting, decodes = self.drafting, all(item.samples and item.num_tokens == 1 for item in flight.items)
+            drafting.learn_time(flight.num_tokens, took_s, output.foretelling_s)
+            if output.foretelling_s and decodes:
+                drafting.learn_gain(len(flight.items), num_drawn, took_s)
         for seq in self.swaps.complete(output.transferred, output.late):
             if seq in self._leaving:
                 self._leaving.remove(seq)
@@ -257,12 +261,6 @@ class Scheduler(Roster):
                 self.swaps.drop(seq)
                 seq.status = Status.RUNNING
         return outputs
-
-    def _learn_step(self, drafting: Drafting, flight: Flight, num_drawn: int, foretelling_s: float) -> None:
-        took_s = self._took_s(flight)
-        drafting.learn_time(flight.num_tokens, took_s, foretelling_s)
-        if foretelling_s and all(item.samples and item.num_tokens == 1 for item in flight.items):
-            drafting.learn_gain(len(flight.items), num_drawn, took_s)
 
     def _took_s(self, flight: Flight) -> float:
         """How long a step that has ended took, but for the time that it stood behind another one."""

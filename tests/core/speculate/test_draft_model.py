@@ -132,7 +132,7 @@ def test_what_has_windows_changes_nothing_either(
 
 
 def test_the_model_itself_is_mostly_right(tiny_llama_dir: Path, all_tried: None) -> None:
-    """Of random weights a tenth would be a marvel: it is wrong where the first token, which it never sees, matters."""
+    """Of random weights a tenth would be a marvel: it is wrong where the token matters that it never sees."""
     _, seen = serve(tiny_llama_dir, GREEDY, speculative=f"model:{tiny_llama_dir}:1")
     assert seen.num_accepted_at[0] > 0.4 * seen.num_drafts
 
@@ -141,14 +141,14 @@ def test_the_model_itself_is_mostly_right(tiny_llama_dir: Path, all_tried: None)
 def test_a_real_model_is_nearly_always_right_about_itself(all_tried: None) -> None:
     """And second and third drafts are not far behind, though what they rest on may be wrong."""
     prompts = ["Tell me about the history of bread.", "Write a Python function that adds two numbers, and explain it."]
-    few = {"device": "cpu", "num_kv_blocks": 60, "max_model_len": 256}
+    few = {"device": "cpu", "num_kv_blocks": 60, "max_model_len": 256, "dtype": "float32"}
     with LLM("smollm2", speculative="model:smollm2:3", **few) as llm:
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
         seen = llm.engine.inspect()
     first, second, third = seen.num_accepted_at
-    assert first > 0.8 * seen.num_drafts
-    assert second > 0.5 * first
-    assert third > 0.25 * second
+    assert first > 0.9 * seen.num_drafts
+    assert second > 0.75 * first
+    assert third > 0.5 * second
 
 
 def test_a_prefix_is_found_again(tiny_llama_dir: Path, small: Path, all_tried: None) -> None:
