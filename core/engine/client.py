@@ -14,8 +14,6 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from core.clock import SYSTEM, Clock
 from core.config import EngineConfig
@@ -35,6 +33,7 @@ from core.engine.messages import (
     ToEngine,
     understand,
 )
+from core.engine.pipes import Pipes
 from core.engine.snapshot import Snapshot
 from core.errors import CoreError, DeviceError
 from core.request import Request, SequenceOutput
@@ -57,7 +56,7 @@ class EngineClient:
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
         self._num_inspections = 0
         self._folder = tempfile.TemporaryDirectory(prefix="core-")
-        self._context = zmq.asyncio.Context()
+        self._pipes: Pipes | None = None
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._generation = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -164,7 +163,8 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.fail(self._why_down or "the engine is being stopped")
         await self._end_process()
-        self._context.destroy(linger=0)
+        if self._pipes:
+            self._pipes.close()
         self._folder.cleanup()
 
     async def _end_process(self) -> None:
@@ -202,12 +202,9 @@ class EngineClient:
     async def _launch(self) -> None:
         """Start the process on fresh pipes and wait for its first word."""
         self._generation += 1
-        stem = f"ipc://{self._folder.name}/{self._generation}"
-        start = Start(self._config_of_launch(), f"{stem}.requests", f"{stem}.replies", self._json_logs)
-        self._requests: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
-        self._replies: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
-        self._requests.bind(start.requests)
-        self._replies.bind(start.replies)
+        pipes = self._pipes = Pipes(f"ipc://{self._folder.name}/{self._generation}")
+        self._requests, self._replies = pipes.requests, pipes.replies
+        start = Start(self._config_of_launch(), *pipes.addresses, self._json_logs)
         self._process = await self._start_process()
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has ended already, which shows right below
@@ -238,7 +235,7 @@ class EngineClient:
         if isinstance(message, Ready):
             return message.info
         assert isinstance(message, Failed), message
-        await self._process.wait()
+        await self._end_process()
         raise message.error()
 
     def _config_of_launch(self) -> EngineConfig:
@@ -256,8 +253,8 @@ class EngineClient:
                 self.failed.set()
                 return
             await self._end_process()
-            self._requests.close(linger=0)
-            self._replies.close(linger=0)
+            if self._pipes:
+                self._pipes.close()
             try:
                 await self._launch()
             except CoreError as error:

@@ -135,7 +135,8 @@ def _live(bench: Bench, told: int, process: StandIn) -> None:
     with open(told, "rb") as stdin:
         start = msgspec.json.decode(stdin.readline(), type=Start)
     bench.engine.executor._others = Rank(bench)  # type: ignore[assignment]
-    with zmq.Context() as context, context.socket(zmq.PULL) as requests, context.socket(zmq.PUSH) as replies:
+    context = zmq.Context.instance()
+    with context.socket(zmq.PULL) as requests, context.socket(zmq.PUSH) as replies:
         requests.connect(start.requests)
         replies.connect(start.replies)
         requests.linger, replies.linger = 0, 1000
