@@ -239,7 +239,7 @@ class LogprobsExam(LogitsExam):
 
 
 class SpecVerifyExam(RowExam):
-    """How many drafts agree, from the left."""
+    """How many drafts agree, from the left, and the row of the id that counts last."""
 
     row = "spec_verify"
 
@@ -258,10 +258,13 @@ class SpecVerifyExam(RowExam):
         if case.family == "agreeing":
             guesses = sampled[:, :-1].copy()
             guesses[draw.uniform(num, drafts) < 0.2] = -1
-        return {"draft_ids": torch.from_numpy(guesses).int(), "sampled_ids": torch.from_numpy(sampled).int()}
+        rows = np.arange(1, sampled.size + 1).reshape(sampled.shape)
+        given = {"draft_ids": guesses, "sampled_ids": sampled, "rows": rows}
+        return {name: torch.from_numpy(values).int() for name, values in given.items()}
 
     def call(self, case: Case, inputs: Inputs, bench: Bench) -> Outputs:
-        return {"accepted": bench.get(bench.bind(self.row)(*(bench.put(name, x) for name, x in inputs.items())))}
+        accepted, row = bench.bind(self.row)(*(bench.put(name, x) for name, x in inputs.items()))
+        return {"accepted": bench.get(accepted), "row": bench.get(row)}
 
     def expect(self, case: Case, inputs: Inputs, outputs: Outputs) -> dict[str, Expected]:
         counts = []
@@ -270,7 +273,11 @@ class SpecVerifyExam(RowExam):
             while count < len(guesses) and guesses[count] == sampled[count] >= 0:
                 count += 1
             counts.append(count)
-        return {"accepted": Expected(bits=torch.tensor(counts, dtype=torch.int32))}
+        rows = [row[count] for row, count in zip(inputs["rows"].tolist(), counts, strict=True)]
+        return {
+            "accepted": Expected(bits=torch.tensor(counts, dtype=torch.int32)),
+            "row": Expected(bits=torch.tensor(rows, dtype=torch.int32)),
+        }
 
 
 EXAMS: tuple[RowExam, ...] = (

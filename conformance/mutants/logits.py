@@ -231,30 +231,47 @@ def logprobs_in_float64(logits: Tensor, ids: Tensor, *, k: int) -> tuple[Tensor,
     return logprobs.gather(1, chosen)[:, 0].float(), rank.int(), logprobs.gather(1, top_ids).float(), top_ids.int()
 
 
-@wrong("spec_verify")
-def agreement_anywhere(draft_ids: Tensor, sampled_ids: Tensor) -> Tensor:
-    return ((draft_ids == sampled_ids[:, :-1]) & (draft_ids >= 0)).int().sum(-1).int()
+def counted(num: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """As `spec_verify` gives it."""
+    return num.int(), rows.gather(1, num.long()[:, None])[:, 0]
 
 
 @wrong("spec_verify")
-def one_more(draft_ids: Tensor, sampled_ids: Tensor) -> Tensor:
-    return ours.spec_verify(draft_ids, sampled_ids) + 1
+def agreement_anywhere(draft_ids: Tensor, sampled_ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return counted(((draft_ids == sampled_ids[:, :-1]) & (draft_ids >= 0)).int().sum(-1), rows)
 
 
 @wrong("spec_verify")
-def padding_accepted(draft_ids: Tensor, sampled_ids: Tensor) -> Tensor:
-    return (draft_ids == sampled_ids[:, :-1]).int().cumprod(-1).sum(-1).int()
+def one_more(draft_ids: Tensor, sampled_ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    num, row = ours.spec_verify(draft_ids, sampled_ids, rows)
+    return num + 1, row
 
 
 @wrong("spec_verify")
-def against_the_next_one(draft_ids: Tensor, sampled_ids: Tensor) -> Tensor:
-    return ours.spec_verify(draft_ids, torch.cat((sampled_ids[:, 1:], sampled_ids[:, :1]), 1))
+def padding_accepted(draft_ids: Tensor, sampled_ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return counted((draft_ids == sampled_ids[:, :-1]).int().cumprod(-1).sum(-1), rows)
+
+
+@wrong("spec_verify")
+def against_the_next_one(draft_ids: Tensor, sampled_ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return ours.spec_verify(draft_ids, torch.cat((sampled_ids[:, 1:], sampled_ids[:, :1]), 1), rows)
+
+
+@wrong("spec_verify")
+def row_of_the_last_right_one(draft_ids: Tensor, sampled_ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    num, _ = ours.spec_verify(draft_ids, sampled_ids, rows)
+    return num, counted((num - 1).clamp(min=0), rows)[1]
+
+
+@wrong("spec_verify")
+def row_of_the_last_drawn(draft_ids: Tensor, sampled_ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return ours.spec_verify(draft_ids, sampled_ids, rows)[0], rows[:, -1]
 
 
 @right("spec_verify")
-def by_first_disagreement(draft_ids: Tensor, sampled_ids: Tensor) -> Tensor:
+def by_first_disagreement(draft_ids: Tensor, sampled_ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     differ = torch.cat(((draft_ids != sampled_ids[:, :-1]) | (draft_ids < 0), torch.ones(len(draft_ids), 1).bool()), 1)
-    return differ.int().argmax(-1).int()
+    return counted(differ.int().argmax(-1), rows)
 
 
 @cheat("logprobs_topk")

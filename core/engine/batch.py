@@ -11,7 +11,7 @@ from core.engine.sequence import Sequence
 from core.engine.step import NewSequence, StepOutput, StepPlan, Transfer
 from core.kv.cache import KVCache
 from core.request import Logprobs
-from core.speculate.drafting import Drafting, num_accepted
+from core.speculate.drafting import Drafting
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Batch:
         num_draws = 0
         for item in self.items:
             seq, draws = item.seq, range(num_draws, num_draws + item.num_draws)
-            if seq.recalls or seq.is_ahead or item.drafts:
+            if seq.recalls:
                 drawn += [(seq.row, token_id) for token_id in seq.tell()]
             if seq.matcher is not None:
                 masked += draws
@@ -156,20 +156,20 @@ class Retired(NamedTuple):
 def retire(items: list[Item], output: StepOutput) -> Iterator[Retired]:
     """Each item, its sequence's counts brought up to date. Drafts are not counted as computed yet."""
     draws = zip_longest(output.ids, output.logprobs, output.foretold)
-    scores, hidden = iter(output.prompt_logprobs), iter(output.hidden)
+    scores, hidden, accepted = iter(output.prompt_logprobs), iter(output.hidden), iter(output.accepted)
     for item in items:
         seq = item.seq
         seq.num_computed += item.num_tokens
         seq.num_scheduled -= item.num_tokens
         seq.num_pending -= item.samples
         if item.samples:
-            seq.num_drafts, seq.is_ahead = 0, item.num_draws > 1
+            seq.num_drafts = 0
         if item.scores:
             seq.prompt_logprobs += next(scores)
         if item.samples and seq.embeds:
             seq.embedding = next(hidden)
         own = list(islice(draws, item.num_draws))
-        right = own[: 1 + num_accepted(item.drafts, [token_id for token_id, *_ in own])]
+        right = own[: 1 + min(next(accepted, 0), len(item.drafts))] if item.samples else []
         foretold = (right[-1][2] or []) if right else []
         reports = [report for _, report, _ in right if report is not None]
         yield Retired(item, [token_id for token_id, *_ in right], reports, foretold)

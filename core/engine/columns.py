@@ -38,7 +38,7 @@ class Columns:
         self.logit_tokens = self.query_starts[1:][self.items] - 1 - left
         self.logit_rows = self.rows[self.items]
         self.counters = self.kv_lens[self.items] - left
-        # Nobody reads on the device what was drawn beside drafts: it goes to rows past those of sequences.
+        # What is drawn beside drafts goes to rows past those of sequences: which of it counts is not known yet.
         beside = self.num_drafts[self.items] > 0
         self.output_rows = np.where(beside, rows.num_rows + np.arange(len(beside)), self.logit_rows).astype(np.int32)
         self.targets = np.zeros(len(self.items), np.int32)
@@ -76,8 +76,8 @@ class Columns:
         positions = np.arange(num, dtype=np.int32) + spread
         row_T = np.repeat(self.rows, self.counts)
         _put(out["positions"], positions)
-        has_drafts = np.repeat(self.num_drafts > 0, self.counts)
-        _put(out["source_rows"], np.where((positions >= rows.num_given[row_T]) & ~has_drafts, row_T, 0))
+        is_draft = positions >= np.repeat(self.kv_lens - self.num_drafts, self.counts)
+        _put(out["source_rows"], np.where((positions >= rows.num_given[row_T]) & ~is_draft, row_T, 0))
         self._fill_ids(out["token_ids"])
         if num_ahead:
             self._fill_ahead(out, num_ahead)
@@ -99,6 +99,20 @@ class Columns:
             blocks[: len(self.rows), :width] = table[self.rows, :width]
             blocks[: len(self.rows), width:] = 0
             blocks[len(self.rows) :] = 0
+
+    def fill_verify(self, out: dict[str, Ints], num_drafts: int) -> None:
+        """Write what tells which drafts were right, padding included. See `core.engine.pack.VerifyInput`."""
+        drawing = np.flatnonzero(self.samples)
+        draft_ids = out["draft_ids"].reshape(-1, num_drafts)
+        draft_ids[:] = -1
+        for place in np.flatnonzero(self.num_drafts[drawing]):
+            ids = self.drafts[drawing[place]]
+            draft_ids[place, : len(ids)] = ids
+        drawn_rows = out["drawn_rows"].reshape(-1, num_drafts + 1)
+        drawn_rows[:] = 0
+        of_item = np.cumsum(self.samples) - 1
+        drawn_rows[of_item[self.items], self.places] = self.output_rows[: len(self.items)]
+        _put(out["kept_rows"], self.rows[drawing])
 
     def _fill_ids(self, out: Ints) -> None:
         out[:] = 0

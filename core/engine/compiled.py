@@ -80,9 +80,9 @@ class CompiledStep:
 
     def draw(
         self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         key = ("draw", len(x.counter), x.greedy, x.top_k_max, x.extras is not None, grammar_LW is not None)
-        found: tuple[torch.Tensor, torch.Tensor]
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
         found = self._run(key, self._step.draw, (2,), x, logits_LV, last_ids, grammar_LW)
         return found
 
@@ -158,7 +158,7 @@ def warm_up(
         drawn.add(key.logits)
         for x in _draws(packer, key):
             mask_LW = packer.grammar_mask([], b"", key) if x.extras else None
-            _, last_ids = step.draw(x, logits_LV, last_ids, mask_LW)
+            _, last_ids, _ = step.draw(x, logits_LV, last_ids, mask_LW)
             if x.extras and x.greedy:
                 step.report(x, logits_LV, last_ids)
     progress(len(keys), len(keys))

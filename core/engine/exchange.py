@@ -17,7 +17,7 @@ from core.engine.executor import Executor, Loaded
 from core.errors import CapacityError, RequestError
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kv.cache import KVCache, Lease
-from core.kv.prefix import chain_keys, root_key
+from core.kv.prefix import ahead_keys, chain_keys, root_key
 from core.model.digest import digest_of
 from core.request import Request
 
@@ -62,8 +62,8 @@ class Exchange:
         """
         self._check_able("export_kv")
         cache = self._cache
-        keys = chain_keys(root_key(self._spec, ""), token_ids, cache.page_tokens)
-        lease = cache.lease(keys, len(token_ids))
+        keys, ahead = self._keys(token_ids)
+        lease = cache.lease(keys, len(token_ids), ahead)
         try:
             if not lease.num_tokens:
                 raise RequestError(
@@ -84,14 +84,20 @@ class Exchange:
         self._check_able("import_kv")
         token_ids, groups = self._fitted(entries)
         provenance = entries.origin.provenance
-        keys = chain_keys(root_key(self._spec, "", provenance), token_ids, self._cache.page_tokens)
-        lease = self._cache.lease(keys, len(token_ids))
-        self._load(lease, keys, token_ids, groups)
+        keys, ahead = self._keys(token_ids, provenance)
+        lease = self._cache.lease(keys, len(token_ids), ahead)
+        self._load(lease, keys, ahead, token_ids, groups)
         self._provenances.add(provenance)
         return provenance
 
-    def _load(self, lease: Lease, keys: bytes, token_ids: list[int], groups: list[torch.Tensor]) -> None:
-        """What the lease lacks."""
+    def _keys(self, token_ids: Sequence[int], provenance: str = "") -> tuple[bytes, bytes]:
+        """Those of the pages, and those that look ahead."""
+        page, root = self._cache.page_tokens, root_key(self._spec, "", provenance)
+        keys = chain_keys(root, token_ids, page)
+        return keys, ahead_keys(keys, token_ids, page, self._cache.lookahead)
+
+    def _load(self, lease: Lease, keys: bytes, ahead: bytes, token_ids: list[int], groups: list[torch.Tensor]) -> None:
+        """What the lease lacks. Where draft layers look ahead, nobody finds the pages at the end."""
         cache = self._cache
         num_pages = len(token_ids) // cache.page_tokens
         missing = num_pages - lease.num_tokens // cache.page_tokens
@@ -110,7 +116,7 @@ class Exchange:
             pages = [table.pages[g][start:num_pages].tolist() for g, start in enumerate(starts)]
             parts = [group[:, :, group.shape[2] - len(p) :] for group, p in zip(groups, pages, strict=True)]
             self._executor.run(lambda runner: runner.write_pages(pages, parts))
-            cache.commit(table, keys, num_pages, token_ids)
+            cache.commit(table, keys, num_pages, token_ids, ahead=ahead)
         finally:
             cache.close(table)
 

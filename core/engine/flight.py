@@ -70,6 +70,7 @@ class Flight:
     embeds      which draws' rows those are that are wanted
     beside      None where nothing was transferred meanwhile
     foretold    what draft layers foretell; None where they did not
+    accepted    per item that draws: how many of its drafts are right; None where there are no drafts
     """
 
     transfers: Transfers
@@ -84,6 +85,7 @@ class Flight:
     embeds: list[int] = field(default_factory=list)
     beside: Beside | None = None
     foretold: Foretold | None = None
+    accepted: torch.Tensor | None = None
 
     @torch.inference_mode()
     def output(self) -> StepOutput:
@@ -97,8 +99,9 @@ class Flight:
         logprobs, prompt_logprobs = self._logprobs()
         hidden = self._hidden_states()
         foretold, foretelling_s = self.foretold.read(self.num_ids) if self.foretold else ([], 0.0)
+        accepted = [] if self.accepted is None else self.accepted.tolist()
         transferred = self.transfers.poll()
-        return StepOutput(ids, logprobs, prompt_logprobs, hidden, transferred, late, foretold, foretelling_s)
+        return StepOutput(ids, logprobs, prompt_logprobs, hidden, transferred, late, foretold, foretelling_s, accepted)
 
     def _is_late(self) -> bool | None:
         """Whether transfers are under way when the step has computed: what it drew comes after them, then."""

@@ -7,8 +7,9 @@ Owns which id each pass is given for each token, and which ids it foretells. Wha
 Every token of a step goes through every pass, so that the cache of each has an entry for it. Pass k is given the token
 k places ahead: of a prompt it is known, after a draw it is what was drawn, and further on what the pass before
 foretold. (Some keep the first token of a text in its place.) A cache entry that rests on a wrong draft stays as it is,
-and so do those at the end of a page that another sequence shares and continues otherwise, and of a chunk so near the
-end of a prompt that the token is not drawn yet. That may spoil a draft, and never an id, because drafts are checked.
+and so do those of a chunk so near the end of a prompt that the token is not drawn yet. That may spoil a draft, and
+never an id, because drafts are checked. A page whose last entries rest on other tokens than those that follow here is
+none of a sequence's prefix (`core.kv.prefix.ahead_keys`): it is computed again.
 """
 
 from __future__ import annotations

@@ -52,6 +52,15 @@ class HostLengths:
 
 
 @dataclass(frozen=True)
+class VerifyInput:
+    """What tells which drafts were right; int32. There is a row for each item that draws, K is the most drafts."""
+
+    draft_ids: torch.Tensor  # L, K: -1 pads
+    drawn_rows: torch.Tensor  # L, K + 1: row of last_ids for each id drawn; 0 pads
+    kept_rows: torch.Tensor  # L: row for the last id that counts
+
+
+@dataclass(frozen=True)
 class DrawInput:
     """What the drawing half of a step reads beside logits: its shapes follow from the number of logit rows alone."""
 
@@ -64,6 +73,7 @@ class DrawInput:
     temperature: torch.Tensor
     top_p: torch.Tensor
     extras: Extras | None
+    verify: VerifyInput | None
 
 
 @dataclass(frozen=True)
@@ -106,13 +116,14 @@ class StepInput:
     host: HostLengths | None  # None for a compiled step: it is not of one step alone
     extras: Extras | None  # what only some requests ask of their draws
     ahead: AheadInput | None  # for what foretells
+    verify: VerifyInput | None  # for drafts
 
     @property
     def draws(self) -> DrawInput:
         """The part for drawing."""
         return DrawInput(
             self.key.greedy, self.key.top_k_max, self.output_rows, self.counter, self.top_k, self.seed,
-            self.temperature, self.top_p, self.extras,
+            self.temperature, self.top_p, self.extras, self.verify,
         )  # fmt: skip
 
 
@@ -133,14 +144,16 @@ class Packer:
         max_blocks: int,
         sets: int,
         vocab_size: int,
+        num_drafts: int = 0,
         num_ahead: int = 0,
         keeps_first: bool = False,
     ) -> None:
-        """num_ahead     passes that foretell
+        """num_drafts    of an item, at most
+        num_ahead     passes that foretell
         keeps_first   their first token of a text is that of the text, whatever the pass
         """
         self._device = device
-        self._num_ahead, self._keeps_first = num_ahead, keeps_first
+        self._num_drafts, self._num_ahead, self._keeps_first = num_drafts, num_ahead, keeps_first
         self._rows = rows
         self._page = page_tokens
         self._shapes = shapes
@@ -150,7 +163,7 @@ class Packer:
             _up(max_blocks, shapes.blocks, "blocks"), _up(max_logits, shapes.seqs, "sequences"), False, FULL_SORT,
         )  # fmt: skip
         self.max_logits = largest.logits
-        words = sum(size for _, size in _fields(largest, len(rows.tables), num_ahead))
+        words = sum(size for _, size in self._fields(largest))
         self._host = [device.host_empty((words,), torch.int32) for _ in range(sets)]
         self._words = [h.numpy() for h in self._host]
         self._on_device = device.empty((words,), torch.int32, where)
@@ -185,13 +198,20 @@ class Packer:
         turn = self._turn
         self._turn = (turn + 1) % len(self._host)
         self._copied[turn].synchronize()
-        fields = _fields(key, len(self._rows.tables), self._num_ahead)
+        fields = self._fields(key)
         words = sum(size for _, size in fields)
-        batch.fill(_views(self._words[turn], fields), key.seqs, key.blocks, self._num_ahead, self._keeps_first)
+        views = _views(self._words[turn], fields)
+        batch.fill(views, key.seqs, key.blocks, self._num_ahead, self._keeps_first)
+        verifies = self._num_drafts > 0 and (bool(batch.drafts) or not self._shapes.dynamic)
+        if verifies:
+            batch.fill_verify(views, self._num_drafts)
         self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
         self._copied[turn].wait()
         extras = self._extras.pack(batch, key.logits, masked)
-        return _step_input(_views(self._on_device, fields), key, len(self._rows.tables), batch, extras)
+        return _step_input(_views(self._on_device, fields), key, len(self._rows.tables), batch, extras, verifies)
+
+    def _fields(self, key: ShapeKey) -> list[tuple[str, int]]:
+        return _fields(key, len(self._rows.tables), self._num_drafts, self._num_ahead)
 
     def grammar_mask(self, draws: list[int], words: bytes, key: ShapeKey) -> torch.Tensor:
         """The masks of a plan's masked draws on the device, from the message that followed the plan."""
@@ -227,11 +247,13 @@ def _up(size: int, buckets: Sequence[int], what: str) -> int:
     raise DeviceError(f"{size} {what} in a step: the device takes at most {buckets[-1]}")
 
 
-def _fields(key: ShapeKey, num_groups: int, num_ahead: int) -> list[tuple[str, int]]:
+def _fields(key: ShapeKey, num_groups: int, num_drafts: int, num_ahead: int) -> list[tuple[str, int]]:
     """Name and size in words of each part of the buffer, in order."""
     T, S, B, L = key.tokens, key.seqs, key.blocks, key.logits
     # What drawing reads comes first: its place then follows from the number of logit rows alone.
     parts = [("output_rows", L), ("counter", L), ("top_k", L), ("seed", 2 * L), ("temperature", L), ("top_p", L)]
+    if num_drafts:
+        parts += [("kept_rows", L), ("draft_ids", L * num_drafts), ("drawn_rows", L * (num_drafts + 1))]
     parts += [("logit_rows", L), ("query_starts", S + 1), ("kv_lens", S)]
     parts += [("token_ids", T), ("positions", T), ("source_rows", T)]
     for g in range(num_groups):
@@ -250,17 +272,26 @@ def _views(words: Words, fields: list[tuple[str, int]]) -> dict[str, Words]:
 
 
 def _step_input(
-    views: dict[str, torch.Tensor], key: ShapeKey, num_groups: int, batch: Columns, extras: Extras | None
+    views: dict[str, torch.Tensor],
+    key: ShapeKey,
+    num_groups: int,
+    batch: Columns,
+    extras: Extras | None,
+    verifies: bool,
 ) -> StepInput:
     known = tuple(views.pop(name) for name in [name for name in views if name.startswith("known")])
     ahead = AheadInput(known, views.pop("shift_rows"), views.pop("ahead_rows")) if known else None
+    found = [views.pop(name).view(key.logits, -1) for name in ("draft_ids", "drawn_rows", "kept_rows") if name in views]
+    verify = VerifyInput(found[0], found[1], found[2].view(-1)) if verifies else None
     slots = tuple(views.pop(f"slots{g}") for g in range(num_groups))
     tables = tuple(views.pop(f"block_table{g}").view(key.seqs, key.blocks) for g in range(num_groups))
     views["seed"] = views["seed"].view(key.logits, 2)
     for name in ("temperature", "top_p"):
         views[name] = views[name].view(torch.float32)
     host = HostLengths(_padded(batch.counts, key.seqs), _padded(batch.kv_lens, key.seqs), exact=True)
-    return StepInput(key=key, slots=slots, block_tables=tables, host=host, extras=extras, ahead=ahead, **views)
+    return StepInput(
+        key=key, slots=slots, block_tables=tables, host=host, extras=extras, ahead=ahead, verify=verify, **views
+    )
 
 
 def _padded(values: Ints, size: int) -> Ints:

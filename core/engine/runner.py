@@ -22,6 +22,7 @@ from core.engine.transfers import Transfers
 from core.model.layers import Planes, Weights
 from core.plan import Plan
 from core.plugin.device import Device, Event
+from core.speculate.choice import parse_speculative
 
 
 class Runner:
@@ -67,6 +68,7 @@ class Runner:
             max_blocks=max_blocks,
             sets=sets,
             vocab_size=vocab_size,
+            num_drafts=parse_speculative(plan.speculative).max_drafts if plan.speculative else 0,
             num_ahead=step.foretell.num_drafts if step.foretell else 0,
             keeps_first=step.foretell.keeps_first if step.foretell else False,
         )
@@ -88,7 +90,8 @@ class Runner:
         if x is None:
             return Flight(self.transfers, plan.waits)
         logits_LV, hidden_LE, carry, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
-        ids_L, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
+        drawn = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
+        ids_L, self._last_ids, num_accepted_L = drawn
         beside = Beside(self.transfers.started, self._device.record()) if self.transfers.under_way else None
         host = self._ids[self._turn]
         self._turn = (self._turn + 1) % len(self._ids)
@@ -99,12 +102,27 @@ class Runner:
         scored: list[tuple[int, int]] = []
         if on_device is not None:
             wanted, scored = self._wishes(plan)
-            reported = tuple(self._device.host_empty(tuple(t.shape), t.dtype) for t in on_device)
-            arrived += [self._device.d2h(dst, src) for dst, src in zip(reported, on_device, strict=True)]
-        hidden = self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None
-        foretold = self._foretell(x, carry) if carry and plan.foretells else None
-        drawn = host, plan.num_draws, arrived
-        return Flight(self.transfers, False, *drawn, reported, wanted, scored, hidden, plan.embeds, beside, foretold)
+            reported = tuple(self._arriving(values, arrived) for values in on_device)
+        return Flight(
+            self.transfers,
+            ids=host,
+            num_ids=plan.num_draws,
+            arrived=arrived,
+            accepted=None if num_accepted_L is None else self._arriving(num_accepted_L, arrived),
+            reported=reported,
+            wanted=wanted,
+            scored=scored,
+            hidden=self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None,
+            embeds=plan.embeds,
+            beside=beside,
+            foretold=self._foretell(x, carry) if carry and plan.foretells else None,
+        )
+
+    def _arriving(self, values: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
+        """Where these are on the host once all of `arrived` has come."""
+        host = self._device.host_empty(tuple(values.shape), values.dtype)
+        arrived.append(self._device.d2h(host, values))
+        return host
 
     def _foretell(self, x: StepInput, carry: Carry) -> Foretold:
         """Let the draft layers follow, and start copying what they foretell."""
@@ -112,8 +130,8 @@ class Runner:
         start_s = SYSTEM.now_s()
         tables = self._last_ids, self._scratch, self.kv
         foretold, self._scratch, self.kv = self._step.foretell(self.weights, x, carry, *tables)
-        hosts = [self._device.host_empty(tuple(ids_L.shape), torch.int32) for ids_L in foretold]
-        arrived = [self._device.d2h(host, ids_L) for host, ids_L in zip(hosts, foretold, strict=True)]
+        arrived: list[Event] = []
+        hosts = [self._arriving(ids_L, arrived) for ids_L in foretold]
         return Foretold(hosts, arrived, SYSTEM.now_s() - start_s)
 
     def _wanted_rows(self, embeds: list[int], hidden_LE: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
@@ -121,8 +139,7 @@ class Runner:
         rows = slice(embeds[0], embeds[-1] + 1)
         # What a compiled step gives can only be copied whole.
         rows_KE = hidden_LE if self._compiled else hidden_LE[rows]
-        host_KE = self._device.host_empty(tuple(rows_KE.shape), rows_KE.dtype)
-        arrived.append(self._device.d2h(host_KE, rows_KE))
+        host_KE = self._arriving(rows_KE, arrived)
         return host_KE[rows] if self._compiled else host_KE
 
     def _masks(self, plan: StepPlan, x: StepInput) -> torch.Tensor | None:
@@ -194,7 +211,7 @@ class Runner:
         self._rows.apply(plan)
         x = self.pack(plan)
         logits_LV, _, _, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
-        _, self._last_ids = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
+        _, self._last_ids, _ = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         host_LV = self._device.host_empty(tuple(logits_LV.shape), logits_LV.dtype)
         self._device.d2h(host_LV, logits_LV).synchronize()
         scored = sum(c - d for c, d, scores in zip(plan.counts, plan.samples, plan.scores, strict=True) if scores)

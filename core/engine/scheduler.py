@@ -186,10 +186,10 @@ class Scheduler(Roster):
                 heapq.heappop(self._waiting)
                 continue
             if self.cache.prefix_caching:
-                seq.extend_keys(len(seq.token_ids), self.cache.page_tokens)
+                seq.extend_keys(len(seq.token_ids), self.cache.page_tokens, self.cache.lookahead)
             # Log-probabilities of a prompt need its logits, so it is computed even where its entries are cached.
             most = 0 if seq.request.prompt_logprobs >= 0 and not seq.num_outputs else len(seq.token_ids) - 1
-            lease = self.cache.lease(seq.keys, most)
+            lease = self.cache.lease(seq.keys, most, seq.ahead)
             total = self.cache.pages_for(len(seq.token_ids))
             # The whole sequence must fit: a chunk that gets in alone is preempted by the next one.
             if not self.cache.can_take(total - lease.num_tokens // self.cache.page_tokens):
@@ -289,9 +289,9 @@ class Scheduler(Roster):
         assert table is not None
         num_pages = seq.num_computed // self.cache.page_tokens
         if self.cache.prefix_caching and num_pages > table.committed:
-            seq.extend_keys(num_pages * self.cache.page_tokens, self.cache.page_tokens)
+            seq.extend_keys(num_pages * self.cache.page_tokens, self.cache.page_tokens, self.cache.lookahead)
             foretold = seq.drafter is not None and seq.drafter.followed
-            edits = self.cache.commit(table, seq.keys, num_pages, seq.token_ids, foretold=foretold)
+            edits = self.cache.commit(table, seq.keys, num_pages, seq.token_ids, ahead=seq.ahead, foretold=foretold)
             self._edits += [(seq.row, *edit) for edit in edits]
         if self.cache.windowed:
             self.cache.trim(table, seq.num_computed)

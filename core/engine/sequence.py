@@ -12,7 +12,7 @@ from core.engine.step import NewSequence
 from core.errors import RequestError
 from core.kv.cache import BlockTable
 from core.kv.host import HostCopy
-from core.kv.prefix import KEY_BYTES, chain_keys
+from core.kv.prefix import KEY_BYTES, ahead_keys, chain_keys
 from core.model.pooling import Pooling
 from core.request import Logprobs, Request, SequenceOutput
 from core.speculate.drafting import SequenceDrafts
@@ -42,7 +42,7 @@ class Sequence:
     num_scheduled   tokens of steps in flight, right after those
     num_pending     ids that steps in flight will add to token_ids
     row             where devices keep their copy of this sequence; 0 while it has none
-    keys            prefix keys of the full pages of token_ids, as far as they were needed
+    keys, ahead     prefix keys of the full pages of token_ids, as far as they were needed, and those that look ahead
     num_cached      prompt tokens found in the prefix cache when it was first admitted
     admitted_s      when that was; told with the first output
     num_fed         tokens that will ever be computed: the last one that a request may have is not fed back
@@ -50,7 +50,6 @@ class Sequence:
     embeds          an embedding is wanted: what is drawn after the prompt is nobody's
     recalls         devices need the ids drawn before for its draws
     num_told        of token_ids, those that devices have in its row
-    is_ahead        drafts came with its last draw, so devices do not know what its last id is
     drafter         guesses what it draws next; None: it has none yet, or never
     num_drafts      in flight
     in_step         its draws depend on the ids drawn before: nothing of it is scheduled while a draw is in flight
@@ -66,6 +65,7 @@ class Sequence:
     root: bytes
     token_ids: list[int]
     keys: bytes
+    ahead: bytes = b""
     status: Status = Status.WAITING
     num_computed: int = 0
     num_scheduled: int = 0
@@ -83,7 +83,6 @@ class Sequence:
     scores: bool = field(init=False)
     embeds: bool = field(init=False)
     num_told: int = 0
-    is_ahead: bool = False
     drafter: SequenceDrafts | None = None
     num_drafts: int = 0
     embedding: bytes = b""
@@ -128,12 +127,14 @@ class Sequence:
         """Whether the next tokens to compute are part of a prompt whose log-probabilities are wanted."""
         return self.scores and not self.num_outputs and self.frontier < len(self.request.prompt_ids) - 1
 
-    def extend_keys(self, num_tokens: int, page_tokens: int) -> None:
+    def extend_keys(self, num_tokens: int, page_tokens: int, lookahead: int = 0) -> None:
         """Have keys for every full page of the first `num_tokens` tokens."""
         have = len(self.keys) // KEY_BYTES
         if have < num_tokens // page_tokens:
             parent = self.keys[-KEY_BYTES:] or self.root
             self.keys += chain_keys(parent, self.token_ids[have * page_tokens : num_tokens], page_tokens)
+        if lookahead:
+            self.ahead += ahead_keys(self.keys, self.token_ids, page_tokens, lookahead, len(self.ahead) // KEY_BYTES)
 
     @property
     def num_outputs(self) -> int:
@@ -142,7 +143,7 @@ class Sequence:
     def for_devices(self) -> NewSequence:
         """What devices must know of it when it gets a row."""
         assert self.table is not None
-        self.num_told, self.is_ahead = len(self.token_ids), False
+        self.num_told = len(self.token_ids)
         tables = [pages[: self.table.length].tolist() for pages in self.table.pages]
         request = msgspec.structs.replace(self.request, prompt_ids=[], prefix_keys=b"", structured=None)
         return NewSequence(self.row, list(self.token_ids), tables, request, len(self.request.prompt_ids))
@@ -163,7 +164,7 @@ class Sequence:
     def tell(self) -> list[int]:
         """Ids that devices have yet to be told of, once they are."""
         untold = self.token_ids[self.num_told :]
-        self.num_told, self.is_ahead = len(self.token_ids), False
+        self.num_told = len(self.token_ids)
         return untold
 
     def take_all(self, drawn: list[int]) -> tuple[int, str | None]:

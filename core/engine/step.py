@@ -65,8 +65,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
                            and there is a draw after each of them, too; empty: no item has any
     foretells              draft layers follow: they compute all tokens, and foretell ids after each draw
 
-    An id at a position that the runner was not given is the last one drawn for that row. It was given every id before
-    drafts.
+    An id at a position that the runner was not given, and no draft, is the last one drawn for that row: after drafts
+    that were right, if it came with any.
     """
 
     new: list[NewSequence]
@@ -108,6 +108,8 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """What a step drew.
 
     ids              per draw of the plan, in order; -1 where the logits were not numbers
+    accepted         per item that draws, how many of its drafts are what was drawn in their places, from the left;
+                     empty where there were none
     logprobs         per draw; None where the request asked for none; empty when none did
     prompt_logprobs  per scoring item: of the prompt tokens that follow its tokens
     foretold         per draw: ids that draft layers foretell to follow it; empty where they did not
@@ -126,3 +128,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     late: bool | None = None
     foretold: list[list[int]] = msgspec.field(default_factory=list)
     foretelling_s: float = 0.0
+    accepted: list[int] = msgspec.field(default_factory=list)

@@ -12,7 +12,7 @@ import torch
 
 from core.engine.flight import Reported
 from core.engine.foretell import Foretell, attention_plan
-from core.engine.pack import DrawInput, StepInput
+from core.engine.pack import DrawInput, StepInput, VerifyInput
 from core.engine.passes import Carry
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
@@ -27,7 +27,7 @@ class StepFunction:
 
     It has two halves, so that the second one may wait for masks, and be made for shapes of its own:
     forward(weights, input, last_ids, kv) -> (logits_LV, hidden_LE, carry, kv), and
-    draw(draws of the input, logits_LV, last_ids) -> (ids_L, last_ids_R).
+    draw(draws of the input, logits_LV, last_ids) -> (ids_L, last_ids_R, num_accepted_L or None).
     Where there is something that foretells, `foretell` follows, and `carry` is for it; else both are None. `groups` are
     those of the model itself: others may come after them.
     """
@@ -43,7 +43,8 @@ class StepFunction:
     ) -> None:
         need = Need(dtype=plan.dtype)
         self._model, self.foretell = model, foretell
-        rows = ("take_ids", "put_ids", "sample", "add_bias", "penalize", "apply_mask", "min_p", "logprobs_topk")
+        rows = ["take_ids", "put_ids", "sample", "add_bias", "penalize", "apply_mask", "min_p", "logprobs_topk"]
+        rows += ["spec_verify"] if plan.speculative else []
         self._kernels = {row: kernels.bind(row, need) for row in rows}
         # Ranks draw from the same logits; that they agree is made certain, not assumed.
         self._share = kernels.bind("broadcast", need, group=process_group, source=0) if process_group else None
@@ -67,8 +68,8 @@ class StepFunction:
 
     def draw(
         self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids drawn, and last_ids with them; grammar_LW has bits of what grammars allow."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Ids drawn, last_ids with them, and how many drafts are right; grammar_LW has bits of what grammars allow."""
         ids_L = self._kernels["sample"](
             self._shaped(logits_LV, x, grammar_LW),
             x.temperature,
@@ -81,7 +82,18 @@ class StepFunction:
         )
         if self._share:
             ids_L = self._share(ids_L)
-        return ids_L, self._kernels["put_ids"](last_ids, x.output_rows, ids_L)
+        last_ids = self._kernels["put_ids"](last_ids, x.output_rows, ids_L)
+        if x.verify is None:
+            return ids_L, last_ids, None
+        num_accepted_L, last_ids = self._verify(x.verify, last_ids)
+        return ids_L, last_ids, num_accepted_L
+
+    def _verify(self, x: VerifyInput, last_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many drafts are right, and last_ids with the last id that counts in each sequence's row."""
+        take, rows = self._kernels["take_ids"], x.drawn_rows.view(-1)
+        drawn_LK1 = take(rows, rows, last_ids).view(x.drawn_rows.shape)
+        num_accepted_L, row_L = self._kernels["spec_verify"](x.draft_ids, drawn_LK1, x.drawn_rows)
+        return num_accepted_L, self._kernels["put_ids"](last_ids, x.kept_rows, take(row_L, row_L, last_ids))
 
     def _shaped(self, logits_LV: torch.Tensor, x: DrawInput, grammar_LW: torch.Tensor | None) -> torch.Tensor:
         """The logits to draw from: the model's, after what requests ask for. The model's own are left as they are."""

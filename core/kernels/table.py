@@ -262,7 +262,7 @@ _ROWS = (
     Row(
         "spec_verify",
         Group.SAMPLING,
-        "draft_ids_SK (-1 pads), sampled_ids_S(K+1) -> num_accepted_S",
+        "draft_ids_SK (-1 pads), sampled_ids_S(K+1), rows_S(K+1) -> num_accepted_S, row_S",
         sampling.spec_verify,
     ),
 )

@@ -91,6 +91,7 @@ class KVCache:
         self.indexes = [PrefixIndex(n) for n in num_pages]
         self.pools = [PagePool(n, on_evict=partial(self._forget, g)) for g, n in enumerate(num_pages)]
         self._ahead = [g for g, group in enumerate(groups) if group.lookahead]
+        self.lookahead = max(group.lookahead for group in groups)
         self._skipped = {g: np.zeros(num_pages[g], bool) for g in self._ahead}  # pages that draft layers did not fill
         self.events: KVEvents | None = None  # who is told of pages that can be found, and of those that no longer can
 
@@ -107,21 +108,31 @@ class KVCache:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
 
-    def lease(self, keys: bytes, max_tokens: int) -> Lease:
-        """Pin the longest right prefix of at most `max_tokens` tokens, at a boundary where every group can resume."""
-        limit = min(max_tokens // self.page_tokens, len(keys) // KEY_BYTES) if self.prefix_caching else 0
-        full = {g: self.indexes[g].longest(keys, limit) for g, group in enumerate(self.groups) if group.retain is None}
-        end = self._boundary(keys, min([limit, *map(len, full.values())]))
-        tables = [full[g][:end] if g in full else self._resume(g, keys, end) for g in range(len(self.groups))]
+    def lease(self, keys: bytes, max_tokens: int, ahead: bytes = b"") -> Lease:
+        """Pin the longest right prefix of at most `max_tokens` tokens, at a boundary where every group can resume.
+
+        ahead   keys for groups that look ahead (`core.kv.prefix.ahead_keys`): there, entries that rest on other tokens
+                than those that follow here are none of this prefix
+        """
+        of = self._keys(keys, ahead)
+        limit = min([max_tokens // self.page_tokens, *(len(each) // KEY_BYTES for each in of)])
+        limit = limit if self.prefix_caching else 0
+        full = {g: self.indexes[g].longest(of[g], limit) for g, group in enumerate(self.groups) if group.retain is None}
+        end = self._boundary(of, min([limit, *map(len, full.values())]))
+        tables = [full[g][:end] if g in full else self._resume(g, of[g], end) for g in range(len(self.groups))]
         for pool, pages in zip(self.pools, tables, strict=True):
             pool.pin(pages[pages != 0])
         return Lease(end * self.page_tokens, tables, not any(self._skipped[g][tables[g]].any() for g in self._ahead))
 
-    def _boundary(self, keys: bytes, limit: int) -> int:
+    def _keys(self, keys: bytes, ahead: bytes) -> list[bytes]:
+        """Of each group."""
+        return [ahead if group.lookahead else keys for group in self.groups]
+
+    def _boundary(self, keys: Sequence[bytes], limit: int) -> int:
         """The greatest boundary, in pages and at most `limit`, where every window can resume."""
         end = limit
         while end > 0:
-            gaps = [self.indexes[g].gap(keys, end, self._tail(g, end)) for g, _ in self._windows]
+            gaps = [self.indexes[g].gap(keys[g], end, self._tail(g, end)) for g, _ in self._windows]
             gap = max(gaps, default=-1)
             if gap < 0:
                 break
@@ -203,26 +214,35 @@ class KVCache:
         return edits
 
     def commit(
-        self, table: BlockTable, keys: bytes, num_pages: int, token_ids: Sequence[int] = (), *, foretold: bool = True
+        self,
+        table: BlockTable,
+        keys: bytes,
+        num_pages: int,
+        token_ids: Sequence[int] = (),
+        *,
+        ahead: bytes = b"",
+        foretold: bool = True,
     ) -> list[Edit]:
         """Make the first `num_pages` pages of the table findable under `keys`; all their tokens are computed.
 
         token_ids   of the sequence, for events
+        ahead       keys for groups that look ahead, as in `lease`: pages that have none of these wait
         foretold    draft layers have computed them, too
 
         Where another sequence was first with the same content, the table changes to that sequence's page, so that
         whoever holds a page holds all pages before it.
         """
         edits: list[Edit] = []
+        of = self._keys(keys, ahead)
+        num_pages = min([num_pages, *(len(each) // KEY_BYTES for each in of)])
         for i in range(table.committed, num_pages):
-            key = keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
-            for g in range(len(self.groups)):
+            for g, each in enumerate(of):
                 if i >= table.first[g]:
-                    edits += self._commit_page(table, g, i, key, foretold)
+                    edits += self._commit_page(table, g, i, each[i * KEY_BYTES : (i + 1) * KEY_BYTES], foretold)
         if self.events:
             known = {edit.position for edit in edits if edit.group == GROUP}
             first = max(table.committed, table.first[GROUP])
-            self.events.stored(keys, [i for i in range(first, num_pages) if i not in known], token_ids)
+            self.events.stored(of[GROUP], [i for i in range(first, num_pages) if i not in known], token_ids)
         table.committed = max(table.committed, num_pages)
         return edits
 

@@ -6,6 +6,10 @@ A page is known by a key that covers every token up to its end:
     root = SHA-256(spec | salt), and of converted entries SHA-256(SHA-256(spec, provenance) | salt)
     key  = SHA-256(key of the page before, or root | token ids as little-endian u32)
 
+Entries of draft layers depend on the tokens that follow, too, so where a group has some its pages are known under
+
+    ahead = SHA-256(key | the next token ids, as many as the group looks ahead)
+
 Bytes are canonical, so keys agree between processes and machines; Python's `hash` and pickle play no part.
 
 Design of the index. Where every token is retained, eviction removes a page only after all pages that continue it
@@ -50,14 +54,26 @@ def root_key(spec: bytes, salt: str, provenance: str = "") -> bytes:
 
 def chain_keys(parent: bytes, token_ids: Sequence[int], page_tokens: int) -> bytes:
     """Keys of the full pages of `token_ids`, which continue the page with key `parent`. 32 bytes each."""
-    num_pages = len(token_ids) // page_tokens
-    raw = struct.pack(f"<{num_pages * page_tokens}I", *token_ids[: num_pages * page_tokens])
+    raw = _packed(token_ids[: len(token_ids) // page_tokens * page_tokens])
     step = 4 * page_tokens
     keys = []
     for start in range(0, len(raw), step):
         parent = hashlib.sha256(parent + raw[start : start + step]).digest()
         keys.append(parent)
     return b"".join(keys)
+
+
+def ahead_keys(keys: bytes, token_ids: Sequence[int], page_tokens: int, num: int, first: int = 0) -> bytes:
+    """Keys that cover the `num` tokens after each page, too, as far as `token_ids` has these: of `keys` from page
+    `first` on. The first of `token_ids` is the first of page 0."""
+    end = min(len(keys) // KEY_BYTES, (len(token_ids) - num) // page_tokens)
+    following = (token_ids[(i + 1) * page_tokens : (i + 1) * page_tokens + num] for i in range(first, end))
+    pairs = zip(range(first, end), following, strict=True)
+    return b"".join(hashlib.sha256(_key_at(keys, i) + _packed(ids)).digest() for i, ids in pairs)
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 class PrefixIndex:

@@ -31,14 +31,6 @@ class Drafter(Protocol):
         """At most `num` ids that may follow all known ones, which only grow from call to call."""
 
 
-def num_accepted(drafts: Sequence[int], drawn: Sequence[int]) -> int:
-    """How many drafts agree with what was drawn in their places, from the left; as the row `spec_verify` counts."""
-    num = 0
-    while num < len(drafts) and drafts[num] == drawn[num]:
-        num += 1
-    return num
-
-
 class SequenceDrafts:
     """A sequence's drafter, or else what the device foretells of it, and what came of its drafts.
 

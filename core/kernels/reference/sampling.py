@@ -237,8 +237,14 @@ def _logprobs_topk(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[tor
     return logprobs.gather(1, chosen)[:, 0], rank.int(), logprobs.gather(1, top_ids), top_ids.int()
 
 
-def spec_verify(draft_ids: torch.Tensor, sampled_ids: torch.Tensor) -> torch.Tensor:
-    """How many drafts [S, K] (-1 pads) agree with the ids sampled [S, K + 1], from the left: [S] int32."""
+def spec_verify(
+    draft_ids: torch.Tensor, sampled_ids: torch.Tensor, rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many drafts [S, K] (-1 pads) agree with the ids sampled [S, K + 1], from the left: [S] int32.
+
+    And which of rows [S, K + 1] int32, those of the sampled ids, is that of the first that does not: [S].
+    """
     padded = torch.cat((draft_ids, torch.full_like(sampled_ids[:, :1], -1)), -1)  # as wide as what was sampled
     agree = (padded == sampled_ids) & (padded >= 0)
-    return ((~agree).cumsum(-1) == 0).sum(-1).int()
+    num = ((~agree).cumsum(-1) == 0).sum(-1)
+    return num.int(), rows.gather(1, num[:, None])[:, 0]

@@ -19,6 +19,7 @@ from core.request import Request
 
 PAGE = 4
 NUM_ROWS = 7
+NUM_DRAFTS = NUM_ROWS - 1
 BUCKETS = ShapePolicy(tokens=(4, 16, 48), seqs=(1, 3, 8), blocks=(2, 8))
 POLICIES = [ShapePolicy(), BUCKETS, ShapePolicy(tokens=(48,)), ShapePolicy(seqs=(8,), blocks=(8,))]
 
@@ -62,7 +63,7 @@ class Dirty(Device):
 
 def make(rows: Rows, shapes: ShapePolicy = BUCKETS, sets: int = 2, max_blocks: int = 8, **limits: int) -> Packer:
     sizes = {"max_tokens": 48, "max_seqs": NUM_ROWS, "max_blocks": max_blocks, "vocab_size": 1000, **limits}
-    sizes = {"max_logits": sizes["max_seqs"], **sizes}
+    sizes = {"max_logits": sizes["max_seqs"], "num_drafts": NUM_DRAFTS, **sizes}
     return Packer(Dirty(), torch.device("cpu"), rows, page_tokens=PAGE, shapes=shapes, sets=sets, **sizes)
 
 
@@ -127,11 +128,12 @@ class Twin:
         ):
             new, held = self.new[row], self.tables[row]
             drafts = plan.drafts[i] if plan.drafts else []
-            ids = self.given[row] + drafts
+            ids = self.given[row]
+            known = dict(enumerate(ids[: start + count - len(drafts)]))
+            known.update(enumerate(drafts, start + count - len(drafts)))
             for position in range(start, start + count):
-                given = position < len(ids)
-                out["token_ids"].append(ids[position] if given else 0)
-                out["source_rows"].append(0 if given else row)
+                out["token_ids"].append(known.get(position, 0))
+                out["source_rows"].append(0 if position in known else row)
                 out["positions"].append(position)
                 for g in range(self.num_groups):
                     slots[g].append(held[g][position // PAGE] * PAGE + position % PAGE)
@@ -161,9 +163,29 @@ class Twin:
                 out[name] = values + [pad] * (sizes.get(name, key.logits) - len(values))
         out["query_starts"] += [out["query_starts"][-1]] * (key.seqs + 1 - len(out["query_starts"]))
 
+    def verify(self, plan: StepPlan) -> dict[str, Any]:
+        """One row for each item that draws: its drafts, where its draws go, and where the last of them that counts."""
+        num, rows = self.key(plan).logits, self.fields(plan)["output_rows"]
+        out: dict[str, Any] = {"draft_ids": [], "drawn_rows": [], "kept_rows": []}
+        for i, row in enumerate(plan.rows):
+            drafts = plan.drafts[i] if plan.drafts else []
+            if plan.samples[i]:
+                own, rows = rows[: len(drafts) + 1], rows[len(drafts) + 1 :]
+                out["draft_ids"].append(drafts + [-1] * (NUM_DRAFTS - len(drafts)))
+                out["drawn_rows"].append(own + [0] * (NUM_DRAFTS - len(drafts)))
+                out["kept_rows"].append(row)
+        left = num - len(out["kept_rows"])
+        out["draft_ids"] += [[-1] * NUM_DRAFTS] * left
+        out["drawn_rows"] += [[0] * (NUM_DRAFTS + 1)] * left
+        out["kept_rows"] += [0] * left
+        return out
+
 
 def check(x: StepInput, plan: StepPlan, twin: Twin) -> None:
     assert x.key == twin.key(plan)
+    assert (x.verify is not None) == bool(plan.drafts or twin.shapes != ShapePolicy())
+    for name, values in twin.verify(plan).items() if x.verify else ():
+        assert torch.equal(getattr(x.verify, name), torch.tensor(values, dtype=torch.int32)), name
     wanted = twin.fields(plan)
     wanted["seed"] = [[word - 2**32 * (word >= 2**31) for word in pair] for pair in wanted["seed"]]
     for name, values in wanted.items():
@@ -230,9 +252,6 @@ class Workload:
             left -= num
             if num:
                 plan.counts[i] += num
-                untold = self.known[row] - 1 - self.given[row]
-                plan.drawn.extend((row, self.rng.randrange(1000)) for _ in range(untold))
-                self.given[row] += untold
         if any(drafts):
             plan.drafts.extend(drafts)
 

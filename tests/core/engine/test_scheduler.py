@@ -84,15 +84,18 @@ class Arithmetic:
         if plan.waits:
             self.finish_oldest()
         drawn: list[int] = []
+        accepted: list[int] = []
         all_drafts = plan.drafts or [[]] * len(plan.rows)
         for row, start, count, samples, drafts in zip(
             plan.rows, plan.starts, plan.counts, plan.samples, all_drafts, strict=True
         ):
             known = start + count - len(drafts)
-            assert len(self.given[row]) == known or not drafts, "drafts after ids that devices were not told"
+            given = self.given[row]
             for position in range(start, start + count):
-                given = [*self.given[row], *drafts]
-                token = given[position] if position < len(given) else self.last[row]
+                if position >= known:
+                    token = drafts[position - known]
+                else:
+                    token = given[position] if position < len(given) else self.last[row]
                 for g, pool in enumerate(self.pools):
                     slot_page = self.tables[row][g][position // self.page]
                     assert slot_page != 0, "a write to the null page"
@@ -100,8 +103,10 @@ class Arithmetic:
             if samples:
                 ids = [self.read(row, length) for length in range(known, start + count + 1)]
                 drawn += ids
-                self.last[row] = ids[0] if not drafts else -1  # nobody may want it then
-        return StepOutput(drawn)
+                right = [draft == drawn_id for draft, drawn_id in zip(drafts, ids, strict=False)]
+                accepted.append([*right, False].index(False))
+                self.last[row] = ids[accepted[-1]]
+        return StepOutput(drawn, accepted=accepted)
 
     def move(self, transfer: Transfer) -> None:
         for g, (pages, places) in enumerate(zip(transfer.pages, transfer.host_pages, strict=True)):
@@ -127,7 +132,7 @@ class Arithmetic:
         """What is told of transfers when a step's output is read."""
         while self.under_way and self.rng.random() < 0.3:
             self.finish_oldest()
-        return StepOutput(output.ids, transferred=self.transferred)
+        return StepOutput(output.ids, transferred=self.transferred, accepted=output.accepted)
 
     def read(self, row: int, length: int) -> int:
         def at(group: int, position: int) -> int:

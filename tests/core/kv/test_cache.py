@@ -25,7 +25,7 @@ from core.errors import CapacityError
 from core.kv.cache import BlockTable, KVCache, Lease
 from core.kv.groups import KVGroup
 from core.kv.pool import PageState
-from core.kv.prefix import KEY_BYTES, chain_keys, root_key
+from core.kv.prefix import KEY_BYTES, ahead_keys, chain_keys, root_key
 
 operations = 0
 Chain = tuple[str, tuple[int, ...]]  # salt, and every id up to the end of a page
@@ -419,12 +419,42 @@ def test_tables_grow_without_moving_under_who_reads_them() -> None:
 def test_a_lease_says_whether_draft_layers_have_entries_in_all_of_it() -> None:
     groups = [KVGroup(1, 1, 8), KVGroup(2, 1, 8, lookahead=1)]
     cache = KVCache(groups, [20, 20], 2, True)
-    keys = chain_keys(root_key(b"spec", ""), [1, 2, 3, 4, 5, 6], 2)
-    for ids, foretold in (([1, 2, 3, 4], True), ([1, 2, 3, 4, 5, 6], False)):
-        lease = cache.lease(keys, len(ids))
+    ids = [1, 2, 3, 4, 5, 6, 7]
+    keys = chain_keys(root_key(b"spec", ""), ids, 2)
+    ahead = ahead_keys(keys, ids, 2, 1)
+    for num, foretold in ((4, True), (6, False)):
+        table = cache.open(cache.lease(keys, num, ahead))
+        cache.grow(table, num)
+        cache.commit(table, keys, num // 2, ahead=ahead, foretold=foretold)
+        cache.close(table)
+    assert cache.lease(keys, 4, ahead).foretold
+    assert not cache.lease(keys, 6, ahead).foretold
+
+
+def test_pages_whose_entries_look_ahead_are_known_by_what_follows_them() -> None:
+    cache = KVCache([KVGroup(1, 1, 8), KVGroup(2, 1, 8, lookahead=2)], [20, 20], 2, True)
+
+    def keys_of(ids: list[int]) -> tuple[bytes, bytes]:
+        keys = chain_keys(root_key(b"spec", ""), ids, 2)
+        return keys, ahead_keys(keys, ids, 2, 2)
+
+    def run(ids: list[int]) -> tuple[int, list[list[int]]]:
+        """How many tokens were found, and the pages that there are in the end."""
+        keys, ahead = keys_of(ids)
+        lease = cache.lease(keys, len(ids) - 1, ahead)
         table = cache.open(lease)
         cache.grow(table, len(ids))
-        cache.commit(table, keys, len(ids) // 2, foretold=foretold)
+        cache.commit(table, keys, len(ids) // 2, ahead=ahead)
+        pages = [table.held(g).tolist() for g in range(2)]
         cache.close(table)
-    assert cache.lease(keys, 4).foretold
-    assert not cache.lease(keys, 6).foretold
+        return lease.num_tokens, pages
+
+    first, (one, ahead_one) = run([1, 2, 3, 4, 5, 6, 7])
+    other, (two, ahead_two) = run([1, 2, 3, 4, 8, 9, 7])
+    again, _ = run([1, 2, 3, 4, 8, 9, 7])
+    short, _ = run([1, 2, 3, 4, 5])
+    assert (first, other, again, short) == (0, 2, 4, 2)
+    assert one[:2] == two[:2], "the same tokens, the same page"
+    assert ahead_one[0] == ahead_two[0]
+    assert ahead_one[1] != ahead_two[1], "the tokens that follow are others"
+    assert not cache.lease(*keys_of([1, 2, 3])[:1], 2).num_tokens, "nobody knows what follows"

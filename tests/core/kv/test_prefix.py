@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from core.kv.prefix import KEY_BYTES, PrefixIndex, chain_keys, root_key, spec_digest
+from core.kv.prefix import KEY_BYTES, PrefixIndex, ahead_keys, chain_keys, root_key, spec_digest
 
 operations = 0
 NUM_PAGES = 60
@@ -37,6 +37,19 @@ def test_keys_can_be_made_in_parts(ids: list[int], cut: int) -> None:
     start = chain_keys(root, ids[: cut * 2], 2)
     rest = chain_keys(start[-KEY_BYTES:] or root, ids[len(start) // KEY_BYTES * 2 :], 2)
     assert start + rest == chain_keys(root, ids, 2)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 5), st.integers(1, 9), st.integers(0, 9))
+def test_keys_that_look_ahead(ids: list[int], page: int, num: int, first: int) -> None:
+    """SHA-256(key | the next `num` ids), for pages that have so many after them; they can be made in parts, too."""
+    keys, wanted = chain_keys(b"root", ids, page), []
+    for i in range(len(ids) // page):
+        following = ids[(i + 1) * page :][:num]
+        if len(following) == num:
+            key = keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+            wanted.append(hashlib.sha256(key + b"".join(struct.pack("<I", t) for t in following)).digest())
+    assert ahead_keys(keys, ids, page, num) == b"".join(wanted)
+    assert ahead_keys(keys, ids, page, num, first) == b"".join(wanted[first:])
 
 
 def test_a_root_follows_its_definition() -> None:

@@ -25,6 +25,8 @@ from tests.plugins import install_hostile
 
 NUM_LAYERS, NUM_DRAFTS = 2, 4  # the last layer is used again
 TIE = 1e-4
+SHARED = [3 + 7 * i % 380 for i in range(32)]
+ENDS = [[9, 41, 3, 88, 14], [250, 1, 60, 5, 77], [250, 1, 60, 5, 12]]  # the last one: the same as far as drafts look
 TEXTS = [[7, 300, 2, 91, 5, 5, 64, 210, 33, 8, 120, 17, 250, 77, 9, 41, 3], [250, 1], [88, 14, 6, 90, 31, 200]]
 
 
@@ -48,9 +50,22 @@ def all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("options", [{"pipeline_depth": 0}, {"max_num_batched_tokens": 13}], ids=["whole", "chunks"])
+@pytest.mark.parametrize(
+    ("rounds", "options"),
+    [
+        ([TEXTS], {"pipeline_depth": 0}),
+        ([TEXTS], {"max_num_batched_tokens": 13}),
+        ([[SHARED + end] for end in ENDS], {}),
+    ],
+    ids=["whole", "chunks", "shared prefixes"],
+)
 def test_what_is_foretold(
-    model: Path, options: dict[str, Any], tmp_path: Path, all_tried: None, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    rounds: list[list[list[int]]],
+    options: dict[str, Any],
+    tmp_path: Path,
+    all_tried: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After prompts at all places, after each draw at the first: later ones may rest on drafts that were wrong."""
     heard: list[tuple[list[int], list[int]]] = []
@@ -64,9 +79,12 @@ def test_what_is_foretold(
     heads = write_heads(tmp_path / "heads", model, NUM_LAYERS)
     few = {"dtype": "float32", "block_size": 16, "num_kv_blocks": 40, "max_model_len": 64, "fallback": "allow"}
     with LLM(str(model), device="cpu", speculative=f"mtp:{heads}:{NUM_DRAFTS}", **few, **options) as llm:
-        llm.generate(TEXTS, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+        cached = [[output.num_cached for output in llm.generate(texts, params)] for texts in rounds]
         seen = llm.engine.inspect()
     assert seen.num_draft_tokens > 5
+    assert rounds == [TEXTS] or cached == [[0], [16], [32]]
+    prompts = [text for texts in rounds for text in texts]
     opened = load_heads(heads, find_model(str(model))[0])
     names = opened.source.names()
     twin = Twin({name: opened.source.read(name) for name in names}, read_raw(model), gemma=model.name == "gemma3")
@@ -74,7 +92,7 @@ def test_what_is_foretold(
     num_known = 0
     for text, foretold in heard:
         hidden = oracle.model(torch.tensor([text[:-1]])).last_hidden_state[0]
-        num = NUM_DRAFTS if text[:-1] in TEXTS else 1
+        num = NUM_DRAFTS if text[:-1] in prompts else 1
         ahead = text
         for k, token in enumerate(foretold[:num], 1):
             number = twin.raw["num_hidden_layers"] + min(k, NUM_LAYERS) - 1
@@ -84,7 +102,7 @@ def test_what_is_foretold(
                 assert token == ids[best.indices[0]]
                 num_known += 1
             ahead = [*ahead, token]
-    assert num_known > 5 * len(TEXTS)
+    assert num_known > 5 * len(prompts)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

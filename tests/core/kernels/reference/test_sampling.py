@@ -193,6 +193,8 @@ def test_logprobs_topk_some_rows_at_a_time(monkeypatch, rows):
 def test_spec_verify_counts_leading_agreement():
     drafts = torch.tensor([[1, 2, 3], [1, 9, 3], [9, 2, 3], [1, -1, -1], [-1, -1, -1]], dtype=torch.int32)
     sampled = torch.tensor([[1, 2, 3, 4]] * 4 + [[-1, -1, -1, -1]], dtype=torch.int32)
-    accepted = sampling.spec_verify(drafts, sampled)
+    rows = torch.arange(20, dtype=torch.int32).view(5, 4)
+    accepted, row = sampling.spec_verify(drafts, sampled, rows)
     assert accepted.tolist() == [3, 1, 0, 1, 0]
-    assert accepted.dtype == torch.int32
+    assert row.tolist() == [3, 5, 8, 13, 16]
+    assert accepted.dtype == row.dtype == torch.int32
