@@ -7,7 +7,7 @@ there (`core.engine.exchange`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
@@ -48,23 +48,26 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class _Card(msgspec.Struct, frozen=True):
     token_ids: list[int]
     origin: Origin
+    following: list[int] = []
 
 
 @dataclass(frozen=True, eq=False)
 class KVEntries:
     """What layers keep of `token_ids`, a prefix of whole pages.
 
-    groups   per KV group, [layers, 2, N, page, H, D] on the host: keys, then values, of its last N pages (all of them,
-             or those that a token after them sees)
+    groups      per KV group, [layers, 2, N, page, H, D] on the host: keys, then values, of its last N pages (all of
+                them, or those that a token after them sees)
+    following   ids after these that entries rest on, too: those of draft layers look ahead
     """
 
     token_ids: list[int]
     origin: Origin
     groups: list[torch.Tensor]
+    following: list[int] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """As a safetensors file."""
-        card = msgspec.json.encode(_Card(self.token_ids, self.origin)).decode()
+        card = msgspec.json.encode(_Card(self.token_ids, self.origin, self.following)).decode()
         raw: bytes = save({str(g): group.contiguous() for g, group in enumerate(self.groups)}, {_CARD: card})
         return raw
 
@@ -80,4 +83,4 @@ class KVEntries:
             raise RequestError(
                 f"these bytes are no KV entries ({error}): give what KVEntries.to_bytes made", "entries"
             ) from error
-        return cls(card.token_ids, card.origin, groups)
+        return cls(card.token_ids, card.origin, groups, card.following)

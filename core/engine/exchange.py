@@ -74,7 +74,8 @@ class Exchange:
             groups = self._executor.run(lambda runner: runner.read_pages(pages))
         finally:
             cache.cancel(lease)
-        return KVEntries(list(token_ids[: lease.num_tokens]), self._own, groups)
+        end = lease.num_tokens
+        return KVEntries(list(token_ids[:end]), self._own, groups, list(token_ids[end : end + cache.lookahead]))
 
     def load(self, entries: KVEntries) -> str:
         """Make entries findable for requests that name their provenance, which is returned.
@@ -84,7 +85,7 @@ class Exchange:
         self._check_able("import_kv")
         token_ids, groups = self._fitted(entries)
         provenance = entries.origin.provenance
-        keys, ahead = self._keys(token_ids, provenance)
+        keys, ahead = self._keys(entries.token_ids + entries.following, provenance)
         lease = self._cache.lease(keys, len(token_ids), ahead)
         self._load(lease, keys, ahead, token_ids, groups)
         self._provenances.add(provenance)
@@ -97,7 +98,7 @@ class Exchange:
         return keys, ahead_keys(keys, token_ids, page, self._cache.lookahead)
 
     def _load(self, lease: Lease, keys: bytes, ahead: bytes, token_ids: list[int], groups: list[torch.Tensor]) -> None:
-        """What the lease lacks. Where draft layers look ahead, nobody finds the pages at the end."""
+        """What the lease lacks."""
         cache = self._cache
         num_pages = len(token_ids) // cache.page_tokens
         missing = num_pages - lease.num_tokens // cache.page_tokens
@@ -141,7 +142,7 @@ class Exchange:
         for name in ("weights", "dtype"):
             if getattr(theirs, name) != getattr(own, name):
                 raise _misfit(name, getattr(theirs, name), getattr(own, name))
-        if not all(0 <= i < self._vocab_size for i in entries.token_ids):
+        if not all(0 <= i < self._vocab_size for i in entries.token_ids + entries.following):
             raise RequestError(f"entries have token ids outside of the vocabulary of {self._vocab_size}", "entries")
         self._check_tensors(entries)
         if theirs.page_tokens == own.page_tokens:
