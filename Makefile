@@ -4,6 +4,8 @@
 #   make test-heavy                  the tests that need minutes
 #   make test-torch-xla              of these, the ones that run on torch 2.9 and torch_xla
 #   make lint                        style, types and imports only
+#   make coverage                    lines of core that its quick tests run: 90 % at least
+#   make mutation                    changes of the scheduler and the page pool that tests tell: 80 % at least; an hour
 #   make bench ARGS="..."            speed beside transformers, measured here
 # PYTHON chooses the interpreter for a new .venv; PIP_ARGS is handed to pip.
 
@@ -16,6 +18,7 @@ INSTALLED := .venv/.installed-$(shell cat pyproject.toml constraints.txt $(NATIV
 GEMMA3 := .venv/.gemma3-installed
 XLA := .venv/.xla-installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 CHROMIUM := .venv/.chromium-found
+MUTMUT := .venv/.mutmut-installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 CLIENTS := .venv/clients/.installed-$(shell cat tests/clients/requirements.txt | cksum | tr ' ' '-')
 SUITE_OF := $(shell sed -n 's/^jsonschema==//p' constraints.txt)
 SUITE := .venv/.json-schema-suite-$(SUITE_OF)
@@ -27,7 +30,7 @@ TORCH_XLA_PIP := $(TORCH_XLA_PYTHON) -m pip install -qq --disable-pip-version-ch
 PIP_FLAGS := --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 PIP := $(BIN)/python -m pip install $(PIP_FLAGS)
 
-.PHONY: serve test test-heavy test-torch-xla lint bench
+.PHONY: serve test test-heavy test-torch-xla lint coverage mutation bench
 
 serve: $(INSTALLED)
 	$(BIN)/core serve $(ARGS)
@@ -53,6 +56,14 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+coverage: $(INSTALLED)
+	$(BIN)/pytest -m "not heavy" -n 2 --dist loadfile --cov --cov-report=term tests/core $(ARGS)
+
+# In ./mutants, where a later run finds what has not changed since. What is tested how stands in pyproject.toml.
+mutation: $(MUTMUT)
+	$(BIN)/mutmut run --max-children 2 $(ARGS)
+	$(BIN)/mutmut results --all true | $(BIN)/python tests/mutation_score.py
+
 bench: $(INSTALLED)
 	$(BIN)/core bench latency --peer transformers $(ARGS)
 
@@ -73,6 +84,12 @@ $(GEMMA3): $(INSTALLED)
 $(XLA): $(INSTALLED)
 	$(PIP) -e ".[xla-jax]"
 	rm -f .venv/.xla-installed-*
+	touch $@
+
+# Of use for `make mutation` alone.
+$(MUTMUT): $(INSTALLED)
+	$(PIP) -e ".[mutation]"
+	rm -f .venv/.mutmut-installed-*
 	touch $@
 
 # torch_xla and the torch it is made for, without that torch's CUDA libraries, and what else constraints.txt pins: 3 GB.

@@ -23,6 +23,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Times vary on machines that do other work too.
 hypothesis.settings.register_profile("core", deadline=None)
 hypothesis.settings.load_profile("core")
+# Of `make mutation`: a failure is enough, without its smallest example; and the same examples for each mutant.
+hypothesis.settings.register_profile(
+    "mutation",
+    deadline=None,
+    derandomize=True,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

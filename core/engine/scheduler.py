@@ -180,7 +180,7 @@ class Scheduler(Roster):
         return bool(tables) and self.cache.can_take_after(tables, num_pages)
 
     def _admit_waiting(self, batch: Batch) -> None:
-        while self._waiting and self._rows and not batch.full and len(self.running) < self.max_seqs:
+        while self._waiting and self._rows and not batch.full:
             seq = self._waiting[0]
             if seq.status is Status.FINISHED:
                 heapq.heappop(self._waiting)
