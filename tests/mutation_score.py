@@ -25,15 +25,14 @@ def main() -> int:
         if status not in KILLED:
             survivors.append(f"{status:12} {name}")
     if not statuses:
-        print("no results: `make mutation` makes them")
-        return 1
-    print(*survivors, sep="\n")
-    poor = False
+        sys.exit("no results: `make mutation` makes them")
+    lines, poor = survivors, False
     for module, counts in statuses.items():
         share = sum(counts[status] for status in KILLED) / counts.total()
         poor |= share < LEAST
         told = ", ".join(f"{num} {status}" for status, num in sorted(counts.items()))
-        print(f"{module}: {share:.1%} of {counts.total()} mutants killed ({told}); the least is {LEAST:.0%}")
+        lines.append(f"{module}: {share:.1%} of {counts.total()} mutants killed ({told}); the least is {LEAST:.0%}")
+    sys.stdout.write("\n".join(lines) + "\n")
     return int(poor)
 
 

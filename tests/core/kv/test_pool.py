@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 
 from core.errors import CapacityError
+from core.kv.evict import LeastRecentlyUsed
 from core.kv.pool import PagePool, PageState
 
 SIZES = [2, 3, 9, 30, 150]
@@ -209,15 +210,29 @@ def test_a_page_is_given_back_once() -> None:
     pool = PagePool(4, on_evict=lambda page: None)
     pages = np.array(pool.allocate(2), np.int32)
     pool.release(pages)
-    with pytest.raises(AssertionError, match="more often than it was taken"):
+    with pytest.raises(AssertionError, match=r"^a page was released more often than it was taken"):
         pool.release(pages)
 
 
 def test_only_complete_pages_are_shared() -> None:
     pool = PagePool(4, on_evict=lambda page: None)
     pages = np.array(pool.allocate(1), np.int32)
-    with pytest.raises(AssertionError, match="complete"):
+    with pytest.raises(AssertionError, match=r"^only content that is complete can be shared"):
         pool.pin(pages)
     pool.commit(int(pages[0]), 0)
-    with pytest.raises(AssertionError, match="is in state"):
+    with pytest.raises(AssertionError, match=r"^page 1 is in state 2"):
         pool.commit(int(pages[0]), 0)
+
+
+def test_nothing_is_evicted_where_nothing_is_cached() -> None:
+    pool = PagePool(4, on_evict=lambda page: None)
+    with pytest.raises(AssertionError, match=r"^eviction asked for where nothing is cached"):
+        LeastRecentlyUsed(pool).pop()
+
+
+def test_the_books_are_small() -> None:
+    """25 bytes a page, in whole numbers: sums of any length stay exact."""
+    pool = PagePool(1000, on_evict=lambda page: None)
+    books = (pool.state, pool.refs, pool.generation, pool.last_used, pool.depth)
+    assert [book.dtype for book in books] == [np.uint8, np.int32, np.int64, np.int64, np.int32]
+    assert pool.cached_pages().dtype == np.int32

@@ -72,6 +72,12 @@ def test_different_salts_and_specs_never_meet() -> None:
     assert len(every) == len(roots) * 4
 
 
+def test_a_digest_follows_its_definition() -> None:
+    """SHA-256(for each part: its length in bytes as little-endian u64 | UTF-8): the same on all machines."""
+    wanted = b"".join(struct.pack("<Q", len(raw)) + raw for raw in (b"model", "größer".encode(), b"x" * 300))
+    assert spec_digest("model", "größer", "x" * 300) == hashlib.sha256(wanted).digest()
+
+
 @given(st.lists(st.text(max_size=3), max_size=4), st.lists(st.text(max_size=3), max_size=4))
 def test_digests_are_unambiguous(one: list[str], other: list[str]) -> None:
     assert (spec_digest(*one) == spec_digest(*other)) == (one == other)
@@ -114,7 +120,7 @@ class IndexMachine(RuleBasedStateMachine):
     def insert(self) -> None:
         chain = (*self.rng.choice([(), *self.page_of]), self.rng.randrange(2))
         if chain in self.page_of:
-            with pytest.raises(AssertionError, match="two pages under one key"):
+            with pytest.raises(AssertionError, match=r"^two pages under one key"):
                 self.index.insert(self.keys(chain)[-KEY_BYTES:], self.free[-1], np.zeros(0, np.int32))
             return
         page = self.free.pop(self.rng.randrange(len(self.free)))
@@ -130,7 +136,7 @@ class IndexMachine(RuleBasedStateMachine):
         chain = self.rng.choice(self.leaves())
         page = self.page_of.pop(chain)
         assert self.index.forget(page) == self.keys(chain)[-KEY_BYTES:]
-        with pytest.raises(AssertionError, match="not known"):
+        with pytest.raises(AssertionError, match=r"^a page that is not known cannot be forgotten"):
             self.index.forget(page)
         self.free.append(page)
         self.check(chain)
@@ -173,6 +179,14 @@ def test_tail_needs_every_page(known: set[int], end: int, num: int) -> None:
     assert index.gap(keys, end, num) == max(missing, default=-1)
     if not missing:
         assert index.tail(keys, end, num).tolist() == [10 + i for i in wanted]
+
+
+def test_a_page_has_one_key() -> None:
+    index, path = PrefixIndex(4), np.array([3], np.int32)
+    index.insert(b"one", 3, path)
+    with pytest.raises(AssertionError, match=r"^two keys for one page"):
+        index.insert(b"other", 3, path)
+    assert (index.find(b"one"), index.find(b"other")) == (3, None)
 
 
 def test_what_is_found_stays_as_it_is() -> None:
