@@ -206,6 +206,19 @@ def test_eviction_order_of_many_pages() -> None:
         twin.release(refilled)
 
 
+@pytest.mark.parametrize("num", [1, 63, 64, 65, 1024, 1040])
+def test_the_first_victim_of_so_many(num: int) -> None:
+    """Around the least length of the eviction queue, and a sixteenth of all."""
+    evicted: list[int] = []
+    pool = PagePool(num + 1, evicted.append)
+    pages = pool.allocate(num)
+    for depth, page in enumerate(pages):
+        pool.commit(page, depth)
+    pool.release(np.array(pages, np.int32))
+    pool.allocate(1)
+    assert evicted == pages[-1:]
+
+
 def test_a_page_is_given_back_once() -> None:
     pool = PagePool(4, on_evict=lambda page: None)
     pages = np.array(pool.allocate(2), np.int32)
