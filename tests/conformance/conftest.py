@@ -6,21 +6,22 @@ import pytest
 import torch
 
 from tests.conformance.examined import mutants_of, name_of
+from tests.shares import one_in
 
-IN_QUICK = 6
-"""Of so many wrong kernels, one is tried among the quick tests, and all are among the heavy ones."""
+WRONG_IN_QUICK, RIGHT_IN_QUICK = 12, 4
+"""Of so many kernels, or devices' rows, one is tried among the quick tests, and the others among the heavy ones."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     rows = getattr(metafunc.module, "ROWS", ())
     if "wrong_kernel" in metafunc.fixturenames:
         wrong = mutants_of(rows, "wrong", "cheat")
-        some = [pytest.param(m, marks=pytest.mark.heavy) if i % IN_QUICK else m for i, m in enumerate(wrong)]
-        metafunc.parametrize("wrong_kernel", some, ids=[name_of(m) for m in wrong])
+        metafunc.parametrize("wrong_kernel", one_in(WRONG_IN_QUICK, wrong), ids=[name_of(m) for m in wrong])
     if "right_kernel" in metafunc.fixturenames:
-        metafunc.parametrize("right_kernel", mutants_of(rows, "right"), ids=name_of)
+        right = mutants_of(rows, "right")
+        metafunc.parametrize("right_kernel", one_in(RIGHT_IN_QUICK, right), ids=[name_of(m) for m in right])
     if "examined_row" in metafunc.fixturenames:
-        metafunc.parametrize("examined_row", rows)
+        metafunc.parametrize("examined_row", one_in(RIGHT_IN_QUICK, rows))
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ def core(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.heavy
 def test_bisect_finds_nothing_on_the_cpu() -> None:
     done = core("--device", "cpu", "--bisect")
     assert (done.returncode, done.stdout) == (0, "no departure\n"), done.stderr

@@ -81,8 +81,7 @@ def test_a_machine_with_too_few_devices_does_not_support_a_case() -> None:
     assert examine(all_exams()["all_reduce"], three, one, REFERENCE, SEED)[0].status == "unsupported"
 
 
-@pytest.mark.parametrize(
-    "row", [row if row == "all_reduce" else pytest.param(row, marks=pytest.mark.heavy) for row in ROWS]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("row", ROWS)
 def test_the_cpu_passes(row: str) -> None:
     assert not failures(row, open_target("cpu"), REFERENCE)

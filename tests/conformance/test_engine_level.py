@@ -147,6 +147,7 @@ def test_texts_hang_on_the_seed() -> None:
         assert not torch.equal(ids, texts.texts(model, b"2", 2, 120))
 
 
+@pytest.mark.heavy
 def test_an_engine_case_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_chip(monkeypatch, tmp_path, "")
     order = Order("chip", tmp_path / "bundle", "engine", f"engine/kl{F32}way=decode*", jobs=1)

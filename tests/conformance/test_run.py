@@ -76,6 +76,7 @@ def test_each_fault_costs_its_case() -> None:
     assert len(errors) < len(found)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("right")
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(DeviceError, match="nothere"):

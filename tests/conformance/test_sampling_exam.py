@@ -14,6 +14,7 @@ from conformance.target import open_target
 from tests.conformance.examined import (  # noqa: F401  tests, run for ROWS
     test_wrong_kernels_are_refused,
 )
+from tests.shares import one_in
 
 ROWS = ("sample", "penalize", "add_bias", "min_p", "apply_mask", "logprobs_topk", "spec_verify")
 SEED = b"mutants"
@@ -51,7 +52,7 @@ def test_near_a_boundary_either_neighbour_is_right() -> None:
     assert sampling.admissible(logits, 1.0, 0, 0.5, 0.999999, 1e-7) == {1, 2}, "and so for the nucleus"
 
 
-@pytest.mark.parametrize("mutant", RIGHT, ids=lambda m: f"{m.row}-{m.name}")
+@pytest.mark.parametrize("mutant", one_in(4, RIGHT), ids=[f"{m.row}-{m.name}" for m in RIGHT])
 def test_right_kernels_pass_one_case_of_each_family(mutant: Mutant) -> None:
     exam, target, families = all_exams()[mutant.row], mutant.target(), set()
     for case, provider in pairs(exam, target):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Server, run_core
+from processes import Server, run_core, run_here
 
 from core.errors import ConfigError
 from server.load.asks import at_random, from_trace
@@ -20,7 +20,7 @@ SAMPLE = Path(__file__).parent / "trace_sample.jsonl"
 
 
 def bench(server: Server, *args: str) -> Any:
-    done = run_core("bench", "serve", "--base-url", server.base_url, "--json", *args)
+    done = run_here("bench", "serve", "--base-url", server.base_url, "--json", *args)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -63,7 +63,7 @@ def test_replay(null_server: Server) -> None:
 
 def test_errors_are_counted_and_told(null_server: Server) -> None:
     args = ("--model", "gpt-9", "--num-prompts", "2", "--base-url", null_server.base_url, "--json")
-    done = run_core("bench", "serve", *args)
+    done = run_here("bench", "serve", *args)
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert (found["completed"], found["failed"]) == (0, 2)
@@ -85,7 +85,7 @@ def test_errors_are_counted_and_told(null_server: Server) -> None:
     ],
 )
 def test_refusals(args: tuple[str, ...], words_of_error: list[str]) -> None:
-    done = run_core("bench", "serve", *args)
+    done = run_here("bench", "serve", *args)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     for word in words_of_error:

@@ -77,7 +77,7 @@ def test_help_is_fast_and_light() -> None:
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(args: list[str], words: list[str]) -> None:
-    done = run_here(*args) if args[0] in ("plan", "generate") else run_core(*args)
+    done = run_core(*args) if args[0] == "nothing" else run_here(*args)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")

@@ -47,6 +47,7 @@ def test_the_model_decides_what_the_request_leaves_out(tmp_path: Path) -> None:
         assert server.post("/v1/completions", body).status_code == 400
 
 
+@pytest.mark.heavy
 def test_a_flag_wins_over_the_model(tmp_path: Path) -> None:
     model = model_with(tmp_path / "m", temperature=1.5, max_new_tokens=5)
     flags = ("--generation-config", "none", "--override-generation-config", '{"temperature": 0}')
@@ -82,6 +83,7 @@ def test_wrong_override(override: str) -> None:
         resolve(open_model("smollm2"), "auto", override)
 
 
+@pytest.mark.heavy
 def test_wrong_generation_config_is_refused_at_start(tmp_path: Path) -> None:
     line = refused(str(model_with(tmp_path / "m", temperature="hot")), "--device", "null")
     assert "generation_config.json" in line

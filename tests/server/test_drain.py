@@ -62,8 +62,9 @@ def test_what_takes_too_long_is_failed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_tokens", "timeout_s", "least_s", "most_s"),
-    [(8000, 3, 2.5, 20), pytest.param(50, 60, 0, 30, marks=pytest.mark.heavy)],
+    [(8000, 3, 2.5, 20), (50, 60, 0, 30)],
 )
+@pytest.mark.heavy
 def test_the_background_counts(tmp_path: Path, num_tokens: int, timeout_s: int, least_s: float, most_s: float) -> None:
     """No HTTP request waits for it: the process ends when it is done, or as late as it may."""
     body = {"model": "smollm2", "input": "Hi", "max_output_tokens": num_tokens, "background": True}
@@ -75,6 +76,7 @@ def test_the_background_counts(tmp_path: Path, num_tokens: int, timeout_s: int, 
         assert time.monotonic() - start_s >= least_s
 
 
+@pytest.mark.heavy
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with serve(tmp_path, *NULL, "--shutdown-timeout", "60") as server:
         with server.client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as response:

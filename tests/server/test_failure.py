@@ -82,17 +82,16 @@ def test_terminated_while_clients_wait(tmp_path: Path) -> None:
         assert server.process.wait(15) == 0
 
 
-def test_a_frozen_engine_shows_in_health(tmp_path: Path) -> None:
+def test_a_frozen_engine_shows_in_health(null_server: Server) -> None:
     """Alive as a process, and doing nothing: not healthy. It serves again once it goes on."""
-    with serve(tmp_path, *NULL) as server:
-        engine = server.engine()
-        engine.suspend()
-        try:
-            within(3, lambda: server.get("/health").status_code == 503)
-        finally:
-            engine.resume()
-        within(3, lambda: server.get("/health").status_code == 200)
-        assert server.post("/v1/completions", LONG | {"prompt": [5], "max_tokens": 3}).status_code == 200
+    engine = null_server.engine()
+    engine.suspend()
+    try:
+        within(3, lambda: null_server.get("/health").status_code == 503)
+    finally:
+        engine.resume()
+    within(3, lambda: null_server.get("/health").status_code == 200)
+    assert null_server.post("/v1/completions", LONG | {"prompt": [5], "max_tokens": 3}).status_code == 200
 
 
 def test_terminated_while_loading() -> None:

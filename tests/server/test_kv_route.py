@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from processes import Server, run_core
+from processes import Server, run_core, run_here
 
 
 def test_route(null_server: Server) -> None:
@@ -32,20 +32,21 @@ def test_command(null_server: Server) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     held = json.loads(done.stdout)
     assert held["groups"] == null_server.get("/kv").json()["groups"]
-    shown = run_core("kv", "--url", null_server.base_url).stdout
+    shown = run_here("kv", "--url", null_server.base_url).stdout
     for words in ("KV groups, pages of 16 tokens", str(held["groups"][0]["num_pages"]), "found in the cache"):
         assert words in shown
 
 
-def test_command_with_a_key(guarded_server: Server) -> None:
-    assert "401" in run_core("kv", "--url", guarded_server.base_url).stderr
-    assert run_core("kv", "--url", guarded_server.base_url, "--api-key", "second").returncode == 0
-    assert run_core("kv", "--url", guarded_server.base_url, env={"CORE_API_KEY": "third"}).returncode == 0
+def test_command_with_a_key(guarded_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "401" in run_here("kv", "--url", guarded_server.base_url).stderr
+    assert run_here("kv", "--url", guarded_server.base_url, "--api-key", "second").returncode == 0
+    monkeypatch.setenv("CORE_API_KEY", "third")
+    assert run_here("kv", "--url", guarded_server.base_url).returncode == 0
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://127.0.0.1:99999"])
 def test_no_server(url: str) -> None:
-    done = run_core("kv", "--url", url)
+    done = run_here("kv", "--url", url)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith(f"error: {url}/kv")
@@ -53,7 +54,7 @@ def test_no_server(url: str) -> None:
 
 
 def test_not_a_core_server(null_server: Server) -> None:
-    done = run_core("kv", "--url", f"{null_server.base_url}/v1")
+    done = run_here("kv", "--url", f"{null_server.base_url}/v1")
     assert done.returncode == 2
     assert "answers 404" in done.stderr
 
@@ -61,8 +62,8 @@ def test_not_a_core_server(null_server: Server) -> None:
 def test_flags(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     args = ("--device", "null", "--profile", str(trace), "--kv-events", f"ipc://{tmp_path}/events")
-    assert run_core("generate", *args, "--raw", "-p", "one two", "--max-tokens", "5").returncode == 0
+    assert run_here("generate", *args, "--raw", "-p", "one two", "--max-tokens", "5").returncode == 0
     assert [event["name"] for event in json.loads(trace.read_text())].count("launch") == 5
     args = ("--device", "null", "--profile", str(trace), "--num-prompts", "2", "--input-len", "8", "--output-len", "4")
-    assert run_core("bench", "throughput", *args).returncode == 0
+    assert run_here("bench", "throughput", *args).returncode == 0
     assert [event["name"] for event in json.loads(trace.read_text())].count("launch") == 2 * 4

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from processes import run_core
+from processes import run_core, run_here
 
 from core.errors import ConfigError
 from server.new_device.project import write_project
@@ -133,7 +133,7 @@ def test_the_command(wheel: Path, tmp_path: Path) -> None:
         (("cpu", "--core", str(wheel), "--into", str(tmp_path / "2")), "there is a device cpu already"),
         (("warp",), "Missing option '--core'"),
     ):
-        done = run_core("new-device", *args)
+        done = run_here("new-device", *args)
         assert done.returncode == 2
         [line] = done.stderr.splitlines()
         assert words in line

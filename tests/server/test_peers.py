@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from processes import run_core
+from processes import run_core, run_here
 from scripted_peer import FIRST_S, STEP_S, interpreter
 
 from core.errors import ConfigError
@@ -316,7 +316,7 @@ def test_the_command(tiny_llama_dir: Path, tmp_path: Path) -> None:
     ],
 )
 def test_refused(args: list[str], words: list[str], tiny_llama_dir: Path) -> None:
-    done = run_core("bench", "peers", str(tiny_llama_dir), "--device", "cpu", *args)
+    done = run_here("bench", "peers", str(tiny_llama_dir), "--device", "cpu", *args)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     for word in words:

@@ -11,6 +11,7 @@ from processes import run_core
 from safetensors.numpy import save_file
 
 from server.models import open_model
+from tests.shares import quick_of
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 64,
@@ -44,9 +45,11 @@ def refused(*args: str) -> str:
     return lines[0]
 
 
-def test_missing_model() -> None:
-    assert "nothing-here" in refused("./nothing-here")
-    assert "smollm2" in refused("smollm3")
+@pytest.mark.parametrize(
+    ("model", "word"), quick_of([("./nothing-here", "nothing-here"), ("smollm3", "smollm2")], ("smollm3", "smollm2"))
+)
+def test_missing_model(model: str, word: str) -> None:
+    assert word in refused(model)
 
 
 def test_unknown_architecture(tmp_path: Path) -> None:
@@ -56,10 +59,12 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     assert "LlamaForCausalLM" in line
 
 
+@pytest.mark.heavy
 def test_missing_weights(tmp_path: Path) -> None:
     assert "safetensors" in refused(str(write_model(tmp_path / "m")), "--device", "cpu")
 
 
+@pytest.mark.heavy
 def test_pickle_weights(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
@@ -71,6 +76,7 @@ def test_missing_tensors(tmp_path: Path) -> None:
     assert "model.layers.0" in refused(str(folder), "--device", "cpu")
 
 
+@pytest.mark.heavy
 def test_truncated_weights(tmp_path: Path) -> None:
     folder = write_weights(write_model(tmp_path / "m"))
     whole = (folder / "model.safetensors").read_bytes()
@@ -78,6 +84,7 @@ def test_truncated_weights(tmp_path: Path) -> None:
     assert "model.safetensors" in refused(str(folder), "--device", "cpu")
 
 
+@pytest.mark.heavy
 def test_truncated_gguf(tmp_path: Path) -> None:
     path = tmp_path / "short.gguf"
     path.write_bytes(b"GGUF\x03\x00\x00\x00")
@@ -107,6 +114,6 @@ def test_port_in_use() -> None:
     assert "--port" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("host", ["256.1.1.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", quick_of(["256.1.1.1", "no-such-host.invalid"], "256.1.1.1"))
 def test_wrong_host(host: str) -> None:
     assert host in refused("--device", "null", "--host", host)

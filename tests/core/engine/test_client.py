@@ -106,6 +106,7 @@ def test_an_engine_that_cannot_start_says_why():
         asyncio.run(EngineClient.start(EngineConfig(model="/nowhere")))
 
 
+@pytest.mark.heavy
 def test_a_lost_rank_ends_the_engine(tiny_llama_dir):
     """The rank's process is found through the engine's children; killing it must not hang anything."""
     import psutil

@@ -27,12 +27,13 @@ from core.request import MAX_BIAS, Request, Structured
 from devices.null.plugin import NullDevice
 from tests.core.engine.test_pack import BUCKETS, NUM_ROWS, Workload, bucket, make
 from tests.plugins import install_hostile
+from tests.shares import quick_of
 
 NUM_FORWARDS = 6 * 4  # tokens 4, 16 and 96, each with 2 and 8 sequences and four widths of block tables
 NUM_DRAWS = 2 * (4 + 1)  # for 2 and 8 rows: greedy or not, plain or with extras; and the report
 
 
-@pytest.fixture(params=[0, 1], ids=["depth0", "depth1"])
+@pytest.fixture(params=quick_of([0, 1], 1), ids=["depth0", "depth1"])
 def llm(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
 ) -> Iterator[LLM]:

@@ -15,6 +15,7 @@ from tests.core.engine.faults import LOGPROB_ATOL
 from tests.core.speculate.oracle_drafter import among, oracle
 from tests.models.tiny import FAMILIES, write_family
 from tests.plugins import install_hostile
+from tests.shares import quick_of
 
 _RNG = random.Random(3)
 PAGE = 4
@@ -86,7 +87,7 @@ def mixed(tiny_llama_dir: Path) -> list[RequestOutput]:
     return outputs
 
 
-@pytest.mark.parametrize(("depth", "max_drafts"), [(0, 8), (1, 8), (0, 1), (1, 3)])
+@pytest.mark.parametrize(("depth", "max_drafts"), quick_of([(0, 8), (1, 8), (0, 1), (1, 3)], (0, 8), (1, 3)))
 def test_greedy(tiny_llama_dir, greedy, depth, max_drafts):
     """Also where drafts cross pages; every number of right drafts comes up."""
     drafted, seen = serve(tiny_llama_dir, GREEDY, ids_of(greedy), pipeline_depth=depth, max_drafts=max_drafts)
@@ -108,7 +109,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick_of(CASES, "depth 0", "chunks", "swapped"))
 def test_whatever_is_asked(tiny_llama_dir, mixed, case):
     """Seeds, penalties, masks, grammars, ends and reports, however steps are made up."""
     drafted, seen = serve(tiny_llama_dir, MIXED, ids_of(mixed), **CASES[case])

@@ -213,7 +213,8 @@ def test_beside_grammars_and_log_probabilities(start, model):
     assert worst_error(model, [TEXT, *PROMPTS], together.vectors) <= EXACT
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.heavy), "qwen3-unit"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-unit"])
+@pytest.mark.heavy
 def test_two_ranks(start, models, name):
     server = start(models[name], tensor_parallel_size=2, max_num_batched_tokens=30)
     served = server.serve([TEXT, *PROMPTS[:3], TEXT], OTHERS[:2])

@@ -128,7 +128,8 @@ def test_a_cache_in_int8_with_windows(open_engine, folders, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("depth", [0], indirect=True)
-@pytest.mark.parametrize("family", ["gemma3", pytest.param("phi3", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("family", ["gemma3", "phi3"])
+@pytest.mark.heavy
 def test_two_ranks(open_engine, folders, family, depth):
     """Joined projections are shared one by one, norms of heads by all ranks."""
     engine = open_engine(folders[family], tensor_parallel_size=2, max_num_batched_tokens=30)

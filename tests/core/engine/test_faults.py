@@ -19,7 +19,7 @@ from tests.core.engine.faults import ABORTED, ERRORS, EVERYONE, Bench, described
 from tests.models.tiny import write_family
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["depth0", "depth1"])
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=pytest.mark.heavy), 1], ids=["depth0", "depth1"])
 def bench(request, tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with faulty_device(tmp_path_factory.mktemp("plugin") / "faulty") as fuse:
         made = Bench(tiny_llama_dir, request.param, fuse)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from core.engine.models import find_model
 from core.request import Request, SequenceOutput, Structured
 from tests.core.engine.grammars import FORMS
 from tests.plugins import install_hostile
+from tests.shares import quick_of
 
+DEVICES = ("cpu", "null", "hostile")
 VOCAB, EOS = 384, 2
 PROMPT = [5, 90, 91, 92, 93, 94]
 PLAIN = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -35,7 +38,7 @@ def compiler(tiny_llama_dir: Path) -> Compiler:
     return open_compiler(str(tiny_llama_dir), VOCAB)
 
 
-@pytest.fixture(scope="module", params=["cpu", "null", "hostile"])
+@pytest.fixture(scope="module", params=DEVICES)
 def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "hostile":
@@ -43,7 +46,11 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield str(request.param)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("device", "depth"),
+    quick_of(product(DEVICES, (0, 1)), ("cpu", 0), ("null", 1), ("hostile", 1)),
+    indirect=["device"],
+)
 def test_what_is_finished_has_its_form(device: str, depth: int, tiny_llama_dir: Path, compiler: Compiler) -> None:
     """Beside requests that ask for nothing, which give what they give alone."""
     options = {"fallback": "allow", "dtype": "float32", "num_kv_blocks": 80, "max_model_len": 512, "max_num_seqs": 8}
@@ -114,7 +121,7 @@ class Bench:
         return self.run(self.request(name, structured, **sampling))[name]
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["depth0", "depth1"])
+@pytest.fixture(scope="module", params=quick_of([0, 1], 1), ids=["depth0", "depth1"])
 def bench(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> Iterator[Bench]:
     made = Bench(tiny_llama_dir, request.param)
     yield made
@@ -274,6 +281,7 @@ def test_closing_does_not_wait_for_masks(tiny_llama_dir, compiler, depth):
     bench.engine.close()
 
 
+@pytest.mark.heavy
 def test_two_ranks(tiny_llama_dir):
     """Masks reach the other rank, and so does their absence."""
     one, two = Bench(tiny_llama_dir, 1), Bench(tiny_llama_dir, 1, tensor_parallel_size=2)
@@ -310,7 +318,8 @@ def test_without_a_tokenizer_a_grammar_is_refused(tmp_path, tiny_llama_dir):
     bench.engine.close()
 
 
-def test_real_weights_write_json(tmp_path_factory):
+@pytest.mark.heavy
+def test_real_weights_write_json():
     structured, has_form = FORMS["places"]
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=60, structured=structured)
     with LLM("smollm2", device="cpu") as llm:

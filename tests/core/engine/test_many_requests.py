@@ -15,10 +15,11 @@ from tests.core.engine.test_scheduler import VOCAB, check_accounts, make, reques
     ("depth", "num_swap", "num_requests", "max_drafts"),
     [
         pytest.param(0, 0, 10_000, 0, marks=pytest.mark.heavy),
-        (1, 0, 10_000, 0),
+        pytest.param(1, 0, 10_000, 0, marks=pytest.mark.heavy),
+        (1, 0, 2000, 0),
         (0, 15, 3000, 0),
-        (1, 15, 3000, 0),
-        (0, 0, 3000, 3),
+        pytest.param(1, 15, 3000, 0, marks=pytest.mark.heavy),
+        pytest.param(0, 0, 3000, 3, marks=pytest.mark.heavy),
         (1, 15, 3000, 8),
     ],
 )

@@ -29,8 +29,9 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
     return str(request.param)
 
 
-@pytest.fixture(params=[0, 1], ids=["depth0", "depth1"])
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.heavy)], ids=["depth0", "depth1"])
 def depth(request: pytest.FixtureRequest) -> int:
+    """The quick tests of test_families.py run at the other depth."""
     return int(request.param)
 
 

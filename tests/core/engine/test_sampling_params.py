@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield str(request.param)
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["depth0", "depth1"])
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=pytest.mark.heavy), 1], ids=["depth0", "depth1"])
 def llm(request: pytest.FixtureRequest, device: str, tiny_llama_dir: Path) -> Iterator[LLM]:
     options = {"device": device, "fallback": "allow", "dtype": "float32", "pipeline_depth": request.param}
     with LLM(str(tiny_llama_dir), num_kv_blocks=80, max_model_len=256, **options) as opened:

@@ -61,7 +61,7 @@ def draw(
     return ids[: len(SEEDED)]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.heavy), "bfloat16"])
 def alone(request, tiny_llama_dir: Path) -> tuple[str, list[list[int]]]:
     ids = draw(tiny_llama_dir, dtype=request.param)
     assert [len(each) for each in ids] == [NUM] * len(SEEDED)

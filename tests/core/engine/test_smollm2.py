@@ -70,6 +70,7 @@ def test_greedy_text_equals_transformers(llm, wanted):
 
 
 @torch.inference_mode()
+@pytest.mark.heavy
 @pytest.mark.parametrize("weights", ["dequantised", "packed"])
 def test_bfloat16_departs_only_at_near_ties(wanted, weights):
     prompts, outputs, oracle = wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from core.errors import PluginError
 from core.plugin import DeviceFacts, Unavailable
 from core.plugin.loader import choose, discover
 from tests.plugins import BARE_PLUGIN, install_plugin
+from tests.shares import quick_of
 
 PATCHES = {
     "core.kernels.reference.dense.rope": "core.kernels.reference.dense.rope = mine",
@@ -32,6 +34,7 @@ PATCHES = {
     "torch.nn.modules.module.Module.__call__": "torch.nn.Module.__call__ = mine",
     "torch.mul": "torch.mul = functools.partial(mine, 1)",
 }
+ROPE, FORWARD = "core.kernels.reference.dense.rope", "torch.nn.modules.linear.Linear.forward"
 MINE = """
 import functools
 import core.engine.scheduler, core.kernels.reference.copy, core.kernels.reference.dense, core.kv.prefix
@@ -71,7 +74,7 @@ def install(
     install_plugin(monkeypatch, folder, "bare", source.replace("implicit=False,", f"implicit=False, {more}"), module)
 
 
-@pytest.mark.parametrize("attribute", PATCHES)
+@pytest.mark.parametrize("attribute", quick_of(PATCHES, ROPE, "core.kv.prefix.KEY_BYTES", "torch.add"))
 def test_replacing_at_import_is_refused_by_name(
     attribute: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -97,8 +100,12 @@ def test_what_a_broken_plugin_replaced_is_not_the_next_ones_doing(
     assert isinstance(found["cpu"].facts, DeviceFacts)
 
 
-@pytest.mark.parametrize("when", ["probe", "open", "kernels"])
-@pytest.mark.parametrize("attribute", ["core.kernels.reference.dense.rope", "torch.nn.modules.linear.Linear.forward"])
+@pytest.mark.parametrize(
+    ("attribute", "when"),
+    quick_of(
+        product((ROPE, FORWARD), ("probe", "open", "kernels")), (ROPE, "probe"), (FORWARD, "open"), (ROPE, "kernels")
+    ),
+)
 def test_replacing_later_is_refused_by_name(
     attribute: str, when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
 ) -> None:
@@ -121,7 +128,7 @@ def test_a_second_package_of_the_distribution_counts_as_its_own(
     assert "plugin bare replaces torch.add" in facts.reason
 
 
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("when", quick_of(WHEN, "import", "kernels"))
 def test_additions_are_allowed(
     when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
 ) -> None:
@@ -134,7 +141,7 @@ def test_additions_are_allowed(
     assert torch.warp() == 0
 
 
-@pytest.mark.parametrize("when", ["import", "open"])
+@pytest.mark.parametrize("when", quick_of(["import", "open"], "open"))
 def test_a_torch_extension_is_listed(
     when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
 ) -> None:

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from core.model.tokenizer import load_tokenizer
+from core.plugin import Device
 from tests.core.engine.oracle import reference
 from tests.plugins import BARE_PLUGIN, install_plugin
 from tests.server.processes import run_core, run_here, serve
+from tests.shares import quick_of
 
+COMMANDS = {"serve": ("serve", "--port", "0"), "plan": ("plan",)}
+either_command = pytest.mark.parametrize("command", quick_of(COMMANDS, "plan"))
+"""What all commands refuse alike: in this process, and through the server's."""
 ACCELERATOR = ("host_memory=True, implicit=False,", "")
 BROKEN = {
     "no_import": ("", "import no_such_library\n", ["ModuleNotFoundError", "no_such_library"]),
@@ -64,40 +69,51 @@ def test_a_broken_device_asked_for(
     old, new, words = BROKEN[name]
     install(monkeypatch, tmp_path, name, old, new)
     # The two that vendors meet first go through the server's processes, others through one.
-    command = ("serve", "--port", "0") if name in ("no_probe", "too_new") else ("plan",)
-    line = refused(*command, str(tiny_llama_dir), "--device", name)
+    command = "serve" if name in ("no_probe", "too_new") else "plan"
+    line = refused(*COMMANDS[command], str(tiny_llama_dir), "--device", name)
     assert all(word in line for word in [f"device {name} cannot be used", *words]), line
 
 
-def test_two_live_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path) -> None:
+@either_command
+def test_two_live_accelerators(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
+) -> None:
     for name in ("warp", "weft"):
         install(monkeypatch, tmp_path, name, *ACCELERATOR)
-    line = refused("serve", "--port", "0", str(tiny_llama_dir))
+    line = refused(*COMMANDS[command], str(tiny_llama_dir))
     assert line == "error: devices warp and weft are both here: choose with --device warp, for example"
 
 
-def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path) -> None:
+@either_command
+def test_a_device_that_is_not_there(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
+) -> None:
     install(monkeypatch, tmp_path, "bare")
-    line = refused("serve", "--port", "0", str(tiny_llama_dir), "--device", "warp")
+    line = refused(*COMMANDS[command], str(tiny_llama_dir), "--device", "warp")
     assert line.startswith("error: device warp is not known: choose among bare, cpu, ")
     assert line.endswith(", or install the plugin that provides it")
 
 
-@pytest.mark.parametrize("place", [pytest.param("import", marks=pytest.mark.heavy), "open"])
+@either_command
+@pytest.mark.parametrize("place", quick_of(["import", "open"], "open"))
 def test_a_plugin_that_patches(
-    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
+    place: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
 ) -> None:
+    monkeypatch.setattr(Device, "seed", Device.seed)  # put back what `plan` replaces in this process
     patch = "import core.plugin; core.plugin.Device.seed = lambda self, seed: None"
     old = {"import": "API = (1, 0)", "open": 'return torch.device("cpu")'}[place]
     install(monkeypatch, tmp_path, "patched", old, f"{patch}; {old}")
-    line = refused("serve", "--port", "0", str(tiny_llama_dir), "--device", "patched", "--fallback", "allow")
+    line = refused(*COMMANDS[command], str(tiny_llama_dir), "--device", "patched", "--fallback", "allow")
     assert "plugin patched replaces core.plugin.device.Device.seed: a plugin may not change core; remove" in line
 
 
-def test_kernels_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path) -> None:
+@either_command
+def test_kernels_that_cannot_be_loaded(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_dir: Path
+) -> None:
     new = "@hookimpl\ndef core_kernels():\n    import libwarp\n"
     install(monkeypatch, tmp_path, "bare", "", new)
-    line = refused("serve", "--port", "0", str(tiny_llama_dir), "--device", "bare", "--fallback", "allow")
+    line = refused(*COMMANDS[command], str(tiny_llama_dir), "--device", "bare", "--fallback", "allow")
     assert "the kernels of device bare cannot be loaded: ModuleNotFoundError: No module named 'libwarp'" in line
 
 

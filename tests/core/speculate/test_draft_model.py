@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,13 @@ from tests.core.engine.test_drafts import GREEDY, PROMPTS, check_same, serve
 from tests.core.engine.test_embed_door import headless as headless_model
 from tests.models.tiny import declare_pooling, write_family
 from tests.plugins import BARE_PLUGIN, install_plugin
+from tests.shares import quick_of
 
 NUM_PASSES = 3
 CLOSE = 2e-5  # of logits of about 1, in float32
 TEXTS = [[7, 300, 2, 91, 5, 5, 64, 210, 33, 8, 120, 17, 250, 77, 9, 41, 3, *range(30, 60)], [250, 1], [9], [88, 14, 6]]
+WAYS: dict[str, dict[str, Any]] = {"whole": {"pipeline_depth": 0}, "chunks": {"max_num_batched_tokens": 13}}
+PAIRS = ("llama, small", "gemma3, small", "llama, gemma3")
 LIMITED = (
     BARE_PLUGIN.replace("bare", "limited")
     + """
@@ -90,10 +94,9 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> list[Heard]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("options", [{"pipeline_depth": 0}, {"max_num_batched_tokens": 13}], ids=["whole", "chunks"])
-@pytest.mark.parametrize("pair", ["llama, small", "gemma3, small", "llama, gemma3"])
+@pytest.mark.parametrize(("pair", "way"), quick_of(product(PAIRS, WAYS), (PAIRS[0], "chunks"), (PAIRS[2], "whole")))
 def test_each_pass_is_the_draft_model_on_the_text_without_some_tokens(
-    pair: str, options: dict[str, Any], tiny_llama_dir: Path, small: Path, windowed: Path,
+    pair: str, way: str, tiny_llama_dir: Path, small: Path, windowed: Path,
     all_tried: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """By transformers, to rounding, at every place that drafts follow: also where they rest on what was foretold."""
@@ -101,7 +104,7 @@ def test_each_pass_is_the_draft_model_on_the_text_without_some_tokens(
     model, draft = (folders[name] for name in pair.split(", "))
     heard, oracle = listen(monkeypatch), reference(str(draft))
     few = {"dtype": "float32", "block_size": 16, "num_kv_blocks": 40, "max_model_len": 128, "fallback": "allow"}
-    with LLM(str(model), device="cpu", speculative=f"model:{draft}:{NUM_PASSES}", **few, **options) as llm:
+    with LLM(str(model), device="cpu", speculative=f"model:{draft}:{NUM_PASSES}", **few, **WAYS[way]) as llm:
         for prompt in TEXTS:
             heard.clear()
             [text] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
@@ -119,7 +122,7 @@ def test_each_pass_is_the_draft_model_on_the_text_without_some_tokens(
         assert llm.engine.inspect().num_draft_tokens > 5
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", quick_of([0, 1], 1))
 def test_what_has_windows_changes_nothing_either(
     depth: int, small: Path, windowed: Path, tiny_llama_dir: Path, all_tried: None
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from core import LLM, ConfigError, EngineConfig, SamplingParams
 from core.engine.build import assemble
+from core.engine.llm import RequestOutput
 from core.engine.models import find_model
 from core.speculate.choice import HeadsChoice, parse_speculative
 from core.speculate.drafting import SequenceDrafts
@@ -22,7 +24,9 @@ from tests.core.model.mtp_twin import Twin
 from tests.core.speculate.random_heads import write_heads
 from tests.models.tiny import read_raw, write_family
 from tests.plugins import install_hostile
+from tests.shares import quick_of
 
+DRAFTERS = ("mtp", "model")
 NUM_LAYERS, NUM_DRAFTS = 2, 4  # the last layer is used again
 TIE = 1e-4
 SHARED = [3 + 7 * i % 380 for i in range(32)]
@@ -30,13 +34,24 @@ ENDS = [[9, 41, 3, 88, 14], [250, 1, 60, 5, 77], [250, 1, 60, 5, 12]]  # the las
 TEXTS = [[7, 300, 2, 91, 5, 5, 64, 210, 33, 8, 120, 17, 250, 77, 9, 41, 3], [250, 1], [88, 14, 6, 90, 31, 200]]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
+@pytest.fixture(scope="module", params=quick_of(["llama", "qwen3", "gemma3"], "llama", "gemma3"))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("foretell") / request.param
     return write_llama(folder) if request.param == "llama" else write_family(folder, request.param)
 
 
-@pytest.fixture(params=["mtp", "model"])
+@pytest.fixture(scope="module")
+def greedy(tiny_llama_dir: Path) -> list[RequestOutput]:
+    """Without drafts, as `mixed`."""
+    return serve(tiny_llama_dir, GREEDY)[0]
+
+
+@pytest.fixture(scope="module")
+def mixed(tiny_llama_dir: Path) -> list[RequestOutput]:
+    return serve(tiny_llama_dir, MIXED)[0]
+
+
+@pytest.fixture(params=DRAFTERS)
 def drafter(request: pytest.FixtureRequest, tiny_llama_dir: Path, trained: Path) -> str:
     """Draft layers that were trained a little; and the model itself, which is right but for what it never sees."""
     return {"mtp": f"mtp:{trained}", "model": f"model:{tiny_llama_dir}:2"}[request.param]
@@ -105,32 +120,40 @@ def test_what_is_foretold(
     assert num_known > 5 * len(prompts)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_greedy(tiny_llama_dir: Path, drafter: str, depth: int, all_tried: None) -> None:
-    plain, _ = serve(tiny_llama_dir, GREEDY)
+@pytest.mark.parametrize(
+    ("drafter", "depth"), quick_of(product(DRAFTERS, (0, 1)), ("mtp", 0), ("model", 1)), indirect=["drafter"]
+)
+def test_greedy(tiny_llama_dir: Path, greedy: list[RequestOutput], drafter: str, depth: int, all_tried: None) -> None:
     drafted, seen = serve(tiny_llama_dir, GREEDY, speculative=drafter, pipeline_depth=depth)
-    check_same(drafted, plain)
+    check_same(drafted, greedy)
     assert min(seen.num_accepted_at) > 0, "passes after the first one, too"
     assert seen.num_accepted_tokens < seen.num_draft_tokens
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_whatever_is_asked(tiny_llama_dir: Path, drafter: str, case: str, all_tried: None) -> None:
-    plain, _ = serve(tiny_llama_dir, MIXED)
+@pytest.mark.parametrize(
+    ("drafter", "case"),
+    quick_of(
+        product(DRAFTERS, CASES), ("mtp", "depth 1"), ("mtp", "swapped"), ("model", "chunks"), ("model", "few rows")
+    ),
+    indirect=["drafter"],
+)
+def test_whatever_is_asked(
+    tiny_llama_dir: Path, mixed: list[RequestOutput], drafter: str, case: str, all_tried: None
+) -> None:
     drafted, seen = serve(tiny_llama_dir, MIXED, speculative=drafter, **CASES[case])
-    check_same(drafted, plain)
+    check_same(drafted, mixed)
     assert seen.num_draft_tokens > 5
     assert (seen.num_preemptions > 0) == ("num_kv_blocks" in CASES[case])
 
 
 @pytest.mark.heavy
-def test_ranks_foretell_together(tiny_llama_dir: Path, drafter: str) -> None:
-    plain, _ = serve(tiny_llama_dir, GREEDY)
+def test_ranks_foretell_together(tiny_llama_dir: Path, greedy: list[RequestOutput], drafter: str) -> None:
     drafted, seen = serve(tiny_llama_dir, GREEDY, speculative=drafter, tensor_parallel_size=2, pipeline_depth=1)
-    check_same(drafted, plain)
+    check_same(drafted, greedy)
     assert seen.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("drafter", quick_of(DRAFTERS, "mtp"), indirect=True)
 def test_on_the_impolite_device(
     tiny_llama_dir: Path, drafter: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, all_tried: None
 ) -> None:

@@ -35,6 +35,7 @@ def cases() -> Iterator[tuple[str, str]]:
             yield source.stem, name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("program", "case"), list(cases()))
 def test_engine(programs: dict[str, Path], program: str, case: str) -> None:
     done = subprocess.run([programs[program], case], capture_output=True, text=True, timeout=60, check=False)
