@@ -12,25 +12,26 @@ steps that are less full.
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from core import ConfigError
 from server.runners import Step
 
+Ids = list[list[int]]
+"""Of each prompt."""
 
-@dataclass(frozen=True)
-class Run:
+
+class Run(msgspec.Struct, frozen=True):
     """One generation, by sequences that draw the same number of ids.
 
-    ids            of each prompt
     num_draws      of all sequences; each gave an id and right drafts
     tokens_per_s   from the moment at which every sequence had its first one to the end
     tokens_per_step, step_s, foretelling_s   tokens of a sequence, seconds, and those of them that draft layers took:
                    means over the steps in which all sequences run and decode
     """
 
-    ids: list[list[int]]
     num_draws: int
     tokens_per_s: float
     tokens_per_step: float
@@ -46,9 +47,9 @@ class _Mark(NamedTuple):
     foretelling_s: float
 
 
-def watch(steps: Iterable[Step], num_seqs: int, output_len: int) -> Run:
-    """Raises: ConfigError where a sequence ended before another one began."""
-    ids: list[list[int]] = [[] for _ in range(num_seqs)]
+def watch(steps: Iterable[Step], num_seqs: int, output_len: int) -> tuple[Run, Ids]:
+    """What a generation did, and what it drew. Raises: ConfigError where a sequence ended before another one began."""
+    ids: Ids = [[] for _ in range(num_seqs)]
     marks: list[_Mark] = []  # from the turn on with which all have begun
     last: _Mark | None = None  # of those that draw in which all run
     num_draws = num_whole = 0
@@ -68,21 +69,24 @@ def watch(steps: Iterable[Step], num_seqs: int, output_len: int) -> Run:
             "--max-num-batched-tokens"
         )
     first, end = marks[0], marks[-1]
-    return Run(
-        ids=ids,
+    run = Run(
         num_draws=num_draws,
         tokens_per_s=(end.num_tokens - first.num_tokens) / (end.end_s - first.end_s),
         tokens_per_step=(last.num_tokens - first.num_tokens) / num_whole / num_seqs,
         step_s=(last.end_s - first.end_s) / num_whole,
         foretelling_s=(last.foretelling_s - first.foretelling_s) / num_whole,
     )
+    return run, ids
 
 
-@dataclass(frozen=True)
-class Gain:
-    """Of one kind of prompts, one batch size and one draft length. Runs: one for each repetition, in turns.
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one kind of prompts, one batch size and one drafter. Runs: one for each repetition, in turns.
 
+    speculative            the drafter
+    fixed                  all drafts that were proposed were computed, else as many as pay
     max_drafts             that a sequence may have in a step
+    output_len             tokens of each answer
+    versions               of core, torch and the device
     num_draft_tokens       that were computed
     num_accepted_at        those of them that were right, by place among the drafts of a draw
     num_reached_at         those that could be, since all before them were
@@ -91,13 +95,32 @@ class Gain:
 
     kind: str
     batch_size: int
+    speculative: str
+    fixed: bool
     max_drafts: int
+    output_len: int
+    versions: str
     without: list[Run]
     drafted: list[Run]
     num_draft_tokens: int
     num_accepted_at: list[int]
     num_reached_at: list[int]
-    margins: list[float] = field(default_factory=list)
+    margins: list[float] = []
+
+    @property
+    def drafter(self) -> str:
+        """Its name, and whether it computes what it proposes."""
+        return f"{self.speculative}, all" if self.fixed else self.speculative
+
+    @property
+    def case(self) -> tuple[str, int, str]:
+        """What is measured."""
+        return self.kind, self.batch_size, self.drafter
+
+    def told(self) -> str:
+        """In one line."""
+        ratios = f"{self.measured:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
+        return f"{self.kind}, batch {self.batch_size}, {self.drafter}: {ratios} times as fast"
 
     @property
     def ratios(self) -> list[float]:

@@ -1,50 +1,40 @@
 """What a measurement of drafts says: as tables on the screen, as Markdown, for programs, and as a picture."""
 
-import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
+from core import ConfigError
 from server.draft_speed.gain import Gain, Run
 from server.show import markdown, table
 
 RESULTS, TABLES, PICTURE = "drafts.json", "drafts.md", "drafts.svg"
 NEAR_TIE = 0.5
 """Nats. Rounding may turn what is closer than that, and nothing may turn what is not."""
-_CASE = ["prompts", "batch", "drafts"]
+_CASE = ["prompts", "batch", "drafter"]
 _MEASURED = [*_CASE, "without", "with", "gain", "answers differ"]
 _MODEL = [*_CASE, "drafts a draw", "tokens a step", "ms without", "ms with", "draft layers", "gain implied", "measured"]
 
 
-@dataclass(frozen=True)
-class Report:
-    """A run of `core bench spec`.
-
-    versions      of core, torch and the device
-    fixed         all drafts that were proposed were computed
-    """
+class Report(msgspec.Struct):
+    """What `core bench spec` measured with one model."""
 
     model: str
-    versions: str
-    speculative: list[str]
-    fixed: bool
-    output_len: int
     gains: list[Gain]
 
+    def add(self, gain: Gain) -> None:
+        """A case that is there already is measured anew, and stays in its place."""
+        places = [place for place, known in enumerate(self.gains) if known.case == gain.case]
+        at = slice(places[0], places[0] + 1) if places else slice(len(self.gains), None)
+        self.gains[at] = [gain]
+
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "model": self.model,
-            "versions": self.versions,
-            "speculative": self.speculative,
-            "fixed": self.fixed,
-            "output_len": self.output_len,
-            "results": [_listed(gain) for gain in self.gains],
-        }
+        """For programs, and for `read`."""
+        return {"model": self.model, "gains": [msgspec.to_builtins(gain) | _derived(gain) for gain in self.gains]}
 
     def cells(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Of each table: title, columns and rows."""
@@ -64,12 +54,13 @@ class Report:
 
     def notes(self) -> list[str]:
         """What the tables rest on, and answers that were others with drafts."""
-        how = "all that are proposed are computed" if self.fixed else "as many are computed as pay"
         margins = [margin for gain in self.gains for margin in gain.margins]
         num_answers = sum(gain.num_answers for gain in self.gains)
+        lengths = sorted({gain.output_len for gain in self.gains})
         lines = [
-            f"{self.model}, {' and '.join(self.speculative)}: {how}; answers of {self.output_len} tokens",
-            self.versions,
+            f"{self.model}: as many drafts are computed as pay, or all that are proposed where it says so; answers of "
+            f"{' and '.join(map(str, lengths))} tokens",
+            *dict.fromkeys(gain.versions for gain in self.gains),
             f"{len(margins)} of {num_answers} answers differ between the two engines",
         ]
         if margins:
@@ -83,22 +74,38 @@ class Report:
         notes = "\n".join(f"- {line}" for line in self.notes())
         return "\n\n".join([*made, notes]) + "\n"
 
+    def keep(self, folder: Path) -> None:
+        """Results alone."""
+        (folder / RESULTS).write_bytes(msgspec.json.format(msgspec.json.encode(self.as_json())) + b"\n")
+
     def write(self, folder: Path) -> None:
         """Results, tables and picture."""
         from server.draft_speed.picture import draw
 
-        (folder / RESULTS).write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        self.keep(folder)
         (folder / TABLES).write_text(self.markdown())
         (folder / PICTURE).write_text(draw(self.gains))
 
 
-def _listed(gain: Gain) -> dict[str, Any]:
+def begin(model: str, folder: Path | None) -> Report:
+    """What the folder has of this model, so that more is added to it.
+
+    Raises: ConfigError where it is of another model, or unreadable.
+    """
+    path = folder / RESULTS if folder else None
+    if path is None or not path.is_file():
+        return Report(model, [])
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Report)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} has no results of core bench spec ({error}): name another folder") from error
+    if found.model != model:
+        raise ConfigError(f"{path} is of {found.model}, and this is {model}: name another folder")
+    return found
+
+
+def _derived(gain: Gain) -> dict[str, Any]:
     return {
-        "kind": gain.kind,
-        "batch_size": gain.batch_size,
-        "max_drafts": gain.max_drafts,
-        "without_tokens_per_s": _rates(gain.without),
-        "drafted_tokens_per_s": _rates(gain.drafted),
         "gains": gain.ratios,
         "gain": gain.measured,
         "implied_gain": gain.implied,
@@ -107,17 +114,14 @@ def _listed(gain: Gain) -> dict[str, Any]:
         "step_without_s": gain.step_without_s,
         "step_drafted_s": gain.step_drafted_s,
         "foretelling_s": gain.foretelling_s,
-        "num_accepted_at": gain.num_accepted_at,
-        "num_reached_at": gain.num_reached_at,
         "acceptance": gain.acceptance,
         "num_answers": gain.num_answers,
         "num_differing": len(gain.margins),
-        "margins": gain.margins,
     }
 
 
 def _case(gain: Gain) -> list[str]:
-    return [gain.kind, str(gain.batch_size), str(gain.max_drafts)]
+    return [str(part) for part in gain.case]
 
 
 def _measured(gain: Gain) -> list[str]:

@@ -1,19 +1,21 @@
 """The measurement: one engine that drafts beside one that does not, which answer the same prompts in turns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import count, product
 
 import msgspec
 
 from core import LLM, ConfigError, SamplingParams
 from core.config import EngineConfig
+from core.speculate.drafting import Drafting
 from server.draft_speed.asked import CANDIDATES, choose
-from server.draft_speed.gain import Gain, Run, watch
-from server.draft_speed.report import Report
+from server.draft_speed.gain import Gain, Ids, Run, watch
 from server.runners import CoreRunner
 
 KINDS = tuple(CANDIDATES)
+Tick = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Wanted:
     """What to measure.
 
     speculative    one for each draft length
+    kinds          of prompts
     batch_sizes    sequences that decode together
     output_len     tokens of each answer
     repetitions    after one to warm up
@@ -28,37 +31,38 @@ class Wanted:
     """
 
     speculative: list[str]
+    kinds: Sequence[str]
     batch_sizes: Sequence[int]
     output_len: int
     repetitions: int
     fixed: bool
 
 
-def measure(config: EngineConfig, wanted: Wanted, tick: Callable[[int, int], None]) -> Report:
-    """For each draft length, kind and batch size. `tick` is called with (repetitions done, repetitions in all).
+def measure(config: EngineConfig, wanted: Wanted, tick: Tick) -> Iterator[Gain]:
+    """Each draft length, kind and batch size, once it is measured. `tick` is called with (done, in all).
 
     Raises: ConfigError for batches that do not run at once, answers of one token, and where prompts with answers so
     long are too few.
     """
-    sizes, each, gains = wanted.batch_sizes, wanted.repetitions + 1, list[Gain]()
-    total = len(wanted.speculative) * len(KINDS) * len(sizes) * each
+    sizes, kinds = wanted.batch_sizes, wanted.kinds
+    total = len(kinds) + len(wanted.speculative) * len(kinds) * len(sizes) * (wanted.repetitions + 1)
+    numbers = count(1)
+
+    def done() -> None:
+        tick(next(numbers), total)
+
     with CoreRunner(msgspec.structs.replace(config, speculative=None)) as plain:
         _check(wanted, plain.llm.plan.max_num_seqs)
-        asked = {kind: choose(kind, max(sizes), wanted.output_len, plain.llm) for kind in KINDS}
+        asked: dict[str, list[list[int]]] = {}
+        for kind in kinds:
+            asked[kind] = choose(kind, max(sizes), wanted.output_len, plain.llm)
+            done()
         for speculative in wanted.speculative:
             with CoreRunner(msgspec.structs.replace(config, speculative=speculative)) as drafting:
-                for kind, prompts in asked.items():
-                    for size in sizes:
-                        gains.append(_gain(kind, prompts[:size], plain, drafting, wanted))
-                        tick(each * len(gains), total)
-        return Report(
-            model=config.model,
-            versions=plain.versions,
-            speculative=wanted.speculative,
-            fixed=wanted.fixed,
-            output_len=wanted.output_len,
-            gains=gains,
-        )
+                if wanted.fixed:
+                    _drafting(drafting).lengths = None
+                for kind, size in product(kinds, sizes):
+                    yield _gain(kind, asked[kind][:size], speculative, plain, drafting, wanted, done)
 
 
 def _check(wanted: Wanted, limit: int) -> None:
@@ -71,36 +75,54 @@ def _check(wanted: Wanted, limit: int) -> None:
         )
 
 
-def _gain(kind: str, prompts: list[list[int]], plain: CoreRunner, drafting: CoreRunner, wanted: Wanted) -> Gain:
-    drafts = drafting.llm.engine.scheduler.drafting
-    assert drafts is not None
-    if wanted.fixed:
-        drafts.lengths = None
+def _drafting(runner: CoreRunner) -> Drafting:
+    drafting = runner.llm.engine.scheduler.drafting
+    assert drafting is not None
+    return drafting
 
-    def run(runner: CoreRunner) -> Run:
+
+def _gain(
+    kind: str,
+    prompts: Ids,
+    speculative: str,
+    plain: CoreRunner,
+    drafting: CoreRunner,
+    wanted: Wanted,
+    done: Callable[[], None],
+) -> Gain:
+    def run(runner: CoreRunner) -> tuple[Run, Ids]:
         return watch(runner.steps(prompts, wanted.output_len), len(prompts), wanted.output_len)
 
     for runner in (plain, drafting):
         run(runner)  # to warm up
-    before, without, drafted = deepcopy(drafts.counts), list[Run](), list[Run]()
+    done()
+    drafts = _drafting(drafting)
+    before, without, drafted, others = deepcopy(drafts.counts), list[Run](), list[Run](), list[tuple[Ids, Ids]]()
     for _ in range(wanted.repetitions):
-        without.append(run(plain))
-        drafted.append(run(drafting))
+        (plain_run, right), (drafted_run, other) = run(plain), run(drafting)
+        without.append(plain_run)
+        drafted.append(drafted_run)
+        others.append((right, other))
+        done()
     after = drafts.counts
     return Gain(
         kind=kind,
         batch_size=len(prompts),
+        speculative=speculative,
+        fixed=wanted.fixed,
         max_drafts=drafts.max_drafts,
+        output_len=wanted.output_len,
+        versions=plain.versions,
         without=without,
         drafted=drafted,
         num_draft_tokens=after.num_tokens - before.num_tokens,
         num_accepted_at=_difference(after.num_accepted_at, before.num_accepted_at),
         num_reached_at=_difference(after.num_reached_at, before.num_reached_at),
         margins=[
-            margin(plain.llm, prompt, right, other)
-            for p, d in zip(without, drafted, strict=True)
-            for prompt, right, other in zip(prompts, p.ids, d.ids, strict=True)
-            if right != other
+            margin(plain.llm, *each)
+            for right, other in others
+            for each in zip(prompts, right, other, strict=True)
+            if each[1] != each[2]
         ],
     )
 

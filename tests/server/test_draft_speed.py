@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 import torch
 from processes import run_here
 
 from core import LLM, ConfigError, EngineConfig, SamplingParams
+from server.commands import bench_spec
 from server.draft_speed.asked import CANDIDATES, choose
 from server.draft_speed.gain import Gain, Run, rates, watch
-from server.draft_speed.report import Report
+from server.draft_speed.report import Report, begin
 from server.draft_speed.run import KINDS, Wanted, margin, measure
 from server.runners import Step
 from tests.core.engine.oracle import reference
@@ -23,7 +25,7 @@ EOS = 2
 
 
 def run(tokens_per_s: float, tokens_per_step: float = 1.0, step_s: float = 1.0, num_draws: int = 10) -> Run:
-    return Run([], num_draws, tokens_per_s, tokens_per_step, step_s)
+    return Run(num_draws, tokens_per_s, tokens_per_step, step_s)
 
 
 def gain(**more: object) -> Gain:
@@ -32,7 +34,8 @@ def gain(**more: object) -> Gain:
         "drafted": [run(4.0, 3.0, 2.0), run(6.0, 4.0, 1.0), run(45.0, 1.0, 2.0)],
     }
     counts = {"num_draft_tokens": 60, "num_accepted_at": [8, 2, 0], "num_reached_at": [16, 8, 0]}
-    return Gain(**{"kind": "copy", "batch_size": 2, "max_drafts": 3, **runs, **counts, **more})
+    case = {"kind": "copy", "batch_size": 2, "speculative": "ngram:3", "fixed": True, "max_drafts": 3, "output_len": 8}
+    return Gain(**{**case, "versions": "core 1", **runs, **counts, **more})
 
 
 def test_a_run_by_hand() -> None:
@@ -46,9 +49,8 @@ def test_a_run_by_hand() -> None:
         Step(9.0, {1: [10, 11, 12]}, 9.0),
         Step(9.5, {}, 9.0),
     ]
-    assert watch(steps, 2, 6) == Run(
-        [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]], 8, 9 / 6.5, 6 / 2 / 2, 3.0 / 2, 0.5 / 2
-    )
+    run = Run(8, 9 / 6.5, 6 / 2 / 2, 3.0 / 2, 0.5 / 2)
+    assert watch(steps, 2, 6) == (run, [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
 
 
 def test_sequences_that_never_run_together_say_nothing() -> None:
@@ -131,12 +133,13 @@ def test_what_is_measured(
     """Draws and right drafts are all tokens there are; no answer is another one; fixed, no draft is spared."""
     config = EngineConfig(model=str(tiny_llama_dir), device="cpu", dtype="float32", num_kv_blocks=200)
     told: list[tuple[int, int]] = []
-    wanted = Wanted(drafters(tiny_llama_dir, tmp_path), [1, 3], 16, 2, fixed)
-    report = measure(config, wanted, lambda done, total: told.append((done, total)))
+    wanted = Wanted(drafters(tiny_llama_dir, tmp_path), KINDS, [1, 3], 16, 2, fixed)
+    gains = list(measure(config, wanted, lambda done, total: told.append((done, total))))
     most = [int(text.split(":")[2 if drafters is by_heads else 1]) for text in wanted.speculative]
-    assert [(g.max_drafts, g.kind, g.batch_size) for g in report.gains] == list(itertools.product(most, KINDS, (1, 3)))
-    assert told == [(3 * done, 36) for done in range(1, 13)]
-    for one in report.gains:
+    assert [(g.max_drafts, g.kind, g.batch_size) for g in gains] == list(itertools.product(most, KINDS, (1, 3)))
+    assert told == [(done, 39) for done in range(1, 40)]
+    for one in gains:
+        assert (one.fixed, one.output_len) == (fixed, 16)
         assert one.num_answers == 2 * one.batch_size
         num_draws = sum(r.num_draws for r in one.drafted)
         assert num_draws + sum(one.num_accepted_at) == 16 * one.num_answers
@@ -154,49 +157,83 @@ def test_what_is_measured(
         if one.batch_size == 1:  # the model describes all steps
             assert one.implied == pytest.approx(one.measured)
     if drafters is by_text:
-        assert sum(sum(one.num_accepted_at) for one in report.gains) > 0
+        assert sum(sum(one.num_accepted_at) for one in gains) > 0
 
 
 def test_what_is_shown() -> None:
-    gains = [gain(), gain(max_drafts=1, num_accepted_at=[3], num_reached_at=[4], margins=[0.25, -0.125])]
-    report = Report("m", "core 1", ["ngram:3", "ngram:1"], True, 8, gains)
+    other = gain(speculative="ngram:1", fixed=False, max_drafts=1, num_accepted_at=[3], num_reached_at=[4])
+    report = Report("m", [gain(), msgspec.structs.replace(other, margins=[0.25, -0.125])])
     for _, columns, rows in report.cells():
         assert {len(columns)} == set(map(len, rows))
-    assert report.notes()[2:] == [
-        "2 of 12 answers differ between the two engines: the first other id was up to 0.25 nats off"
+    assert report.notes()[1:] == [
+        "core 1",
+        "2 of 12 answers differ between the two engines: the first other id was up to 0.25 nats off",
     ]
+    assert report.notes()[0].endswith("answers of 8 tokens")
     lines = report.markdown().splitlines()
-    assert "| copy | 2 | 3 | 2.0 (1.0 to 30.0) | 6.0 (4.0 to 45.0) | 3.00 (1.50 to 4.00) | 0 of 6 |" in lines
-    assert "| copy | 2 | 3 | 2.00 | 3.00 | 1000.0 | 2000.0 | - | 1.50 | 3.00 |" in lines
-    assert "| copy | 2 | 3 | 50% of 16 | 25% of 8 | - |" in lines
-    assert "| copy | 2 | 1 | 75% of 4 |  |  |" in lines
+    assert "| copy | 2 | ngram:3, all | 2.0 (1.0 to 30.0) | 6.0 (4.0 to 45.0) | 3.00 (1.50 to 4.00) | 0 of 6 |" in lines
+    assert "| copy | 2 | ngram:3, all | 2.00 | 3.00 | 1000.0 | 2000.0 | - | 1.50 | 3.00 |" in lines
+    assert "| copy | 2 | ngram:3, all | 50% of 16 | 25% of 8 | - |" in lines
+    assert "| copy | 2 | ngram:1 | 75% of 4 |  |  |" in lines
 
 
 @pytest.mark.parametrize("off", [0.6, -0.6])
 def test_answers_that_differ_for_no_reason_are_called_a_defect(off: float) -> None:
-    report = Report("m", "core 1", ["ngram:3"], False, 8, [gain(margins=[0.1, off])])
+    report = Report("m", [gain(margins=[0.1, off])])
     assert "1 differ by more than rounding: a defect" in report.notes()[-1]
 
 
+def test_results_are_added_to_those_of_a_folder(tmp_path: Path) -> None:
+    """What is measured again takes the place of what was."""
+    report = begin("m", tmp_path)
+    assert report == Report("m", [])
+    report.add(gain())
+    report.add(gain(batch_size=1))
+    report.keep(tmp_path)
+    again = begin("m", tmp_path)
+    assert again == report
+    again.add(gain(output_len=9))
+    again.add(gain(fixed=False))
+    assert [(g.case, g.output_len) for g in again.gains] == [
+        (("copy", 2, "ngram:3, all"), 9),
+        (("copy", 1, "ngram:3, all"), 8),
+        (("copy", 2, "ngram:3"), 8),
+    ]
+    with pytest.raises(ConfigError, match=r"drafts.json is of m, and this is other: name another folder"):
+        begin("other", tmp_path)
+    (tmp_path / "drafts.json").write_text('{"model": "m"}')
+    with pytest.raises(ConfigError, match=r"drafts.json has no results of core bench spec .*: name another folder"):
+        begin("m", tmp_path)
+
+
 def test_the_command(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Results for programs, and in a folder; without --speculative, drafts are what followed before."""
+    """Results for programs, and in a folder, run by run; without --speculative, drafts are what followed before."""
     out = tmp_path / "out"
     args = ["--device", "null", "--num-kv-blocks", "200", "--batch-size", "2", "--output-len", "6", "--num-iters", "2"]
-    args += ["--drafts", "2", "--drafts", "4", "--fixed"]
-    done = run_here("bench", "spec", str(tiny_llama_dir), *args, "--out", str(out), "--json")
-    assert done.returncode == 0, done.stderr
+    args += ["--out", str(out), "--json"]
+    drafts = ["--drafts", "2", "--drafts", "4", "--fixed"]
+    first = run_here("bench", "spec", str(tiny_llama_dir), *args, "--prompts", "copy")
+    done = run_here("bench", "spec", str(tiny_llama_dir), *args, *drafts)
+    assert first.returncode == done.returncode == 0, first.stderr + done.stderr
     told = json.loads(done.stdout)
     assert told == json.loads((out / "drafts.json").read_text())
-    assert (told["speculative"], told["fixed"]) == (["ngram:2:2-4", "ngram:4:2-4"], True)
-    assert [(g["max_drafts"], g["kind"]) for g in told["results"]] == list(itertools.product((2, 4), KINDS))
-    for each in told["results"]:
+    assert told["gains"][:1] == json.loads(first.stdout)["gains"]
+    cases = [("copy", "ngram:8:2-4", False)]
+    cases += [(kind, drafter, True) for drafter in ("ngram:2:2-4", "ngram:4:2-4") for kind in KINDS]
+    assert [(g["kind"], g["speculative"], g["fixed"]) for g in told["gains"]] == cases
+    for each in told["gains"]:
         assert len(each["gains"]) == 2
         assert len(each["acceptance"]) == each["max_drafts"]
         assert each["num_differing"] == 0
     for kind in KINDS:
-        assert f"| {kind} | 2 | 4 |" in (out / "drafts.md").read_text()
+        assert f"| {kind} | 2 | ngram:4:2-4, all |" in (out / "drafts.md").read_text()
+        assert f"{kind}, batch 2, ngram:4:2-4, all: " in done.stderr
         assert kind in (out / "drafts.svg").read_text()
     assert ElementTree.parse(out / "drafts.svg").getroot().tag.endswith("svg")
+
+
+def test_all_kinds_of_prompts_may_be_asked_for() -> None:
+    assert tuple(bench_spec.KINDS) == KINDS
 
 
 @pytest.mark.parametrize(
@@ -208,6 +245,7 @@ def test_the_command(tiny_llama_dir: Path, tmp_path: Path) -> None:
         (["--batch-size", "0"], ["--batch-size"]),
         (["--output-len", "1"], ["--output-len", "2"]),
         (["--out", "."], ["--out", "empty"]),
+        (["--prompts", "prose"], ["prose", "chat"]),
         (["--speculative", "guess"], ["guess", "ngram"]),
     ],
 )
