@@ -19,7 +19,7 @@ from server.show import open_llm
 class Step(NamedTuple):
     """A turn of the engine.
 
-    end_s          since the start
+    end_s          since the start, without what was done between turns
     drawn          ids, by the number of their prompt
     foretelling_s  that draft layers added to the engine's steps, so far
     """
@@ -65,14 +65,16 @@ class CoreRunner:
             request = self._front.request(prompt, sampling, request_id=new_request_id("bench"))
             numbers[request.request_id] = number
             engine.add(request)
+        spent_s = time.perf_counter() - start_s
         while engine.busy:
+            start_s = time.perf_counter()
             outputs = engine.step()
+            spent_s += time.perf_counter() - start_s
             for output in outputs:
                 if output.error:
                     raise DeviceError(output.error)
             drawn = {numbers[output.request_id]: output.new_ids for output in outputs}
-            end_s = time.perf_counter() - start_s
-            yield Step(end_s, drawn, drafting.counts.foretelling_s if drafting else 0.0)
+            yield Step(spent_s, drawn, drafting.counts.foretelling_s if drafting else 0.0)
 
     def processor_s(self) -> float:
         """Processor time of this process so far."""

@@ -12,6 +12,7 @@ from core.config import EngineConfig
 from core.speculate.drafting import Drafting
 from server.draft_speed.asked import CANDIDATES, choose
 from server.draft_speed.gain import Gain, Ids, Run, watch
+from server.draft_speed.turns import in_turns, turn_s
 from server.runners import CoreRunner
 
 KINDS = tuple(CANDIDATES)
@@ -90,16 +91,17 @@ def _gain(
     wanted: Wanted,
     done: Callable[[], None],
 ) -> Gain:
-    def run(runner: CoreRunner) -> tuple[Run, Ids]:
-        return watch(runner.steps(prompts, wanted.output_len), len(prompts), wanted.output_len)
+    def both() -> list[tuple[Run, Ids]]:
+        generations = [runner.steps(prompts, wanted.output_len) for runner in (plain, drafting)]
+        taken = in_turns(generations, turn_s(plain.llm.plan.pipeline_depth))
+        return [watch(steps, len(prompts), wanted.output_len) for steps in taken]
 
-    for runner in (plain, drafting):
-        run(runner)  # to warm up
+    both()  # to warm up
     done()
     drafts = _drafting(drafting)
     before, without, drafted, others = deepcopy(drafts.counts), list[Run](), list[Run](), list[tuple[Ids, Ids]]()
     for _ in range(wanted.repetitions):
-        (plain_run, right), (drafted_run, other) = run(plain), run(drafting)
+        (plain_run, right), (drafted_run, other) = both()
         without.append(plain_run)
         drafted.append(drafted_run)
         others.append((right, other))

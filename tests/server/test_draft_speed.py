@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +17,7 @@ from server.draft_speed.asked import CANDIDATES, choose
 from server.draft_speed.gain import Gain, Run, rates, watch
 from server.draft_speed.report import Report, begin
 from server.draft_speed.run import KINDS, Wanted, margin, measure
+from server.draft_speed.turns import in_turns, turn_s
 from server.runners import Step
 from tests.core.engine.oracle import reference
 from tests.core.speculate.random_heads import write_heads
@@ -59,8 +60,35 @@ def test_sequences_that_never_run_together_say_nothing() -> None:
         watch(steps, 2, 3)
 
 
+def steps_of(times: list[float], order: list[int], number: int) -> Iterator[Step]:
+    """A token of two sequences at each of these times, told to `order`."""
+    for at_s in times:
+        order.append(number)
+        yield Step(at_s, {0: [1], 1: [2]})
+
+
+def test_whoever_has_drawn_least_is_next() -> None:
+    """The second one takes twice as long for a step: turns of half a second are two steps of the first, or one."""
+    order: list[int] = []
+    first = steps_of([0.25, 0.5, 0.75, 1.0, 1.25], order, 0)
+    second = steps_of([0.5, 1.0, 1.5, 2.0, 2.5], order, 1)
+    taken = in_turns([first, second], 0.5)
+    assert [[step.end_s for step in steps] for steps in taken] == [
+        [0.25, 0.5, 0.75, 1.0, 1.25],
+        [0.5, 1.0, 1.5, 2.0, 2.5],
+    ]
+    assert order == [0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
+
+
+def test_turns_are_whole_generations_where_steps_overlap() -> None:
+    order: list[int] = []
+    in_turns([steps_of([1.0, 2.0], order, 0), steps_of([1.0, 2.0], order, 1)], turn_s(1))
+    assert order == [0, 0, 1, 1]
+    assert turn_s(0) < 1
+
+
 def test_a_gain_by_hand() -> None:
-    """Each repetition with drafts stands beside the one without that was run just before."""
+    """Each repetition with drafts stands beside the one without that was run in turns with it."""
     one = gain()
     assert one.ratios == [4.0, 3.0, 1.5]
     assert one.measured == 3.0
