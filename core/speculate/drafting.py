@@ -15,13 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.speculate.lengths import ENOUGH, EXPECTED, Drafts, Lengths, Record
+from core.speculate.following import Following
+from core.speculate.lengths import EXPECTED, Lengths, Record
 
-_NEWS = 0.02  # weight of one sequence in what is expected of the next
-_JUDGE, _PATIENCE = 2, 3  # steps with ids foretold; times in a row that it did not pay
-_LEAST_WORTH = 1.05  # of tokens a second with foretelling over those without
-_RETRY = 32  # sequences that are not followed, of as many as run together, for one that is all the same
-_OF_MANY = 8  # sequences whose draws tell about new ones
+# Of what is expected of the next sequence: weight of one draw with drafts, and of the start in one without.
+_NEWS, _DRIFT = 0.02, 0.0005
 
 
 class Drafter(Protocol):
@@ -86,10 +84,6 @@ class Drafting:
     lengths        decides how many pay; None: all that are proposed are computed
 
     counts         for people
-
-    Foretelling costs a part of every step, and a sequence must be followed from its first token on. So it is left off
-    for all sequences of a step where it did not pay for some time, and for new ones that it would not pay for; but for
-    one of many of those, to see whether that is still so.
     """
 
     def __init__(
@@ -99,33 +93,20 @@ class Drafting:
         self.max_drafts, self.lengths = max_drafts, lengths
         self.counts = DraftCounts([0] * max_drafts, [0] * max_drafts)
         self._expected = EXPECTED
-        self._num_judged = self._num_lost = self._num_refused = 0
+        self._following = Following(lengths) if lengths and open_drafter is None else None
 
     def open(self, token_ids: Sequence[int]) -> SequenceDrafts:
         """For a sequence with these ids, and those that are added to them."""
-        if self._open_drafter is None:
-            return SequenceDrafts(None, token_ids, self._expected)
-        return SequenceDrafts(self._open_drafter(), token_ids, EXPECTED)
+        return SequenceDrafts(self._open_drafter and self._open_drafter(), token_ids, self._expected)
 
     def follow(self, drafts: SequenceDrafts, num: int) -> None:
         """Let the device follow a sequence of which nothing is computed, or no more than it has followed already.
 
         num   sequences that will run together
         """
-        drafts.followed = self._open_drafter is None and self._would_pay(num)
-
-    def _would_pay(self, num: int) -> bool:
-        if not (self.lengths and self.counts.num_foretelling):
-            return True
-        alike = [(Record(self._expected), self.max_drafts)] * num
-        if self.lengths.worth(alike, num, _OF_MANY * ENOUGH) >= _LEAST_WORTH:
-            return True
-        self._num_refused += 1
-        if self._num_refused < _RETRY * num:
-            return False
-        self._num_refused = 0
-        self.lengths.forget_gains()
-        return True
+        if self._open_drafter is None:
+            following = self._following
+            drafts.followed = not following or following.would_pay(Record(self._expected), self.max_drafts, num)
 
     def propose(self, drafts: Sequence[SequenceDrafts], num_tokens: int, num_draws: int) -> list[list[int]]:
         """Drafts of sequences in a step that has so many tokens and draws without them."""
@@ -133,21 +114,11 @@ class Drafting:
         if self.lengths is None:
             return proposed
         wanted = [(each.record, len(ids)) for each, ids in zip(drafts, proposed, strict=True)]
-        if self._open_drafter is None and any(proposed):
-            self._judge(self.lengths, drafts, wanted)
-        counts = self.lengths.choose(wanted, num_tokens, num_draws)
-        return [ids[:count] for ids, count in zip(proposed, counts, strict=True)]
-
-    def _judge(self, lengths: Lengths, drafts: Sequence[SequenceDrafts], wanted: Drafts) -> None:
-        """Now and then, whether foretelling pays for those that it is done for; if it does not, they are given up."""
-        self._num_judged += 1
-        if self._num_judged % _JUDGE or not self.counts.num_foretelling:
-            return
-        self._num_lost = self._num_lost + 1 if lengths.worth(wanted, len(wanted)) < _LEAST_WORTH else 0
-        if self._num_lost == _PATIENCE:
-            self._num_lost = 0
+        if self._following and any(proposed) and self._following.is_lost(wanted):
             for each in drafts:
                 each.followed = False
+        counts = self.lengths.choose(wanted, num_tokens, num_draws)
+        return [ids[:count] for ids, count in zip(proposed, counts, strict=True)]
 
     def learn_time(self, num_tokens: int, seconds: float, foretelling_s: float) -> None:
         """A step of so many tokens took so long, a part of it to foretell ids."""
@@ -159,14 +130,16 @@ class Drafting:
 
     def learn_gain(self, num_draws: int, num_emitted: int, seconds: float) -> None:
         """A step in which ids were foretold, and all sequences decoded, emitted so many tokens."""
-        if self.lengths:
-            self.lengths.add_gain(num_draws, num_emitted, seconds)
+        if self._following:
+            self._following.add(num_draws, num_emitted)
 
     def learn(self, drafts: SequenceDrafts, num: int, num_right: int) -> None:
         """A draw of a sequence came with so many drafts, and so many of them were right."""
         drafts.record.add(num, num_right)
         if num:
             self._expected += _NEWS * (drafts.record.chance - self._expected)
+        elif self._open_drafter:
+            self._expected += _DRIFT * (EXPECTED - self._expected)
         self.counts.num_drafts += num > 0
         self.counts.num_tokens += num
         for place in range(num_right):

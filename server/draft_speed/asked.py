@@ -15,7 +15,7 @@ from core import LLM, ConfigError, SamplingParams
 from core.speculate.prompts import code_prompts, prompts
 from core.speculate.texts import prompt_ids
 
-_NUM_SENTENCES = 12  # of a text to copy
+_NUM_SENTENCES = 7  # of a text to copy
 _NUM_COPIES = 256
 
 

@@ -16,6 +16,7 @@ from core.engine.pack import StepInput
 from core.engine.passes import Carry, ModelPasses, Passed
 from core.kv.groups import KVGroup
 from core.speculate.choice import MODEL_DRAFTS, ModelChoice, parse_speculative
+from core.speculate.following import Following
 from core.speculate.lengths import Lengths
 from tests.conftest import write_llama
 from tests.core.engine.oracle import reference
@@ -63,7 +64,8 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also drafts that do not pay."""
     monkeypatch.setattr(Lengths, "choose", lambda self, drafts, *_: [num for _, num in drafts])
-    monkeypatch.setattr(Lengths, "worth", lambda *_: 2.0)
+    monkeypatch.setattr(Following, "would_pay", lambda *_: True)
+    monkeypatch.setattr(Following, "is_lost", lambda *_: False)
 
 
 class Heard(NamedTuple):

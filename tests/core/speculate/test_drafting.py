@@ -137,7 +137,7 @@ def test_a_sequence_that_fails_is_left_alone_and_tried_again() -> None:
         record.add(num, 0)
     cost = 0.4 * num_drafted / 2000
     assert 0 < cost < 0.05, "never more than 5 % slower"
-    for _ in range(60):  # and then every draft is right
+    for _ in range(100):  # and then every draft is right
         (num,) = lengths.choose([(record, 8)], 1, 1)
         lengths.add_step(1 + num, 1 + 0.4 * num)
         record.add(num, num)
@@ -149,8 +149,9 @@ def test_what_steps_take_without_drafts_is_measured_again() -> None:
     chosen = [lengths.choose([(good_at(0.9), 8)], 1, 1) for _ in range(20)]
     assert chosen[:16] == [[8]] * 16
     assert chosen[16:] == [[0]] * 4
-    lengths.add_step(1, 0.01)
-    lengths.add_step(1, 0.01)
+    for _ in range(40):
+        lengths.add_step(9, 1.0)
+        lengths.add_step(1, 0.01)
     assert lengths.choose([(good_at(0.3), 8)], 1, 1) == [0]
 
 
@@ -158,8 +159,44 @@ def test_times_follow_what_they_become() -> None:
     lengths = drafting(lambda size: 1.0)
     for _ in range(40):
         for size in range(2, 10):
+            lengths.add_step(1, 1.0)
             lengths.add_step(size, 30.0)
     assert lengths.choose([(good_at(0.9), 8)], 1, 1) == [0]
+
+
+def test_what_seems_not_to_pay_is_tried_again() -> None:
+    """Some disturbed steps at the start do not decide for ever."""
+    lengths = Lengths()
+    for size, took_s in ((1, 1.0), (2, 8.0), (9, 8.0), (1, 1.0)):
+        lengths.add_step(size, took_s)
+    chosen = []
+    for _ in range(2000):
+        (num,) = lengths.choose([(good_at(0.9), 8)], 1, 1)
+        lengths.add_step(1 + num, 1.0)
+        chosen.append(num)
+    assert chosen[:100] == [0] * 100
+    assert chosen.count(8) > 500
+
+
+def test_what_does_not_pay_is_hardly_ever_tried() -> None:
+    lengths, num_drafts = drafting(lambda size: 1 + 0.6 * (size - 1)), 0
+    for _ in range(2000):
+        (num,) = lengths.choose([(good_at(0.5), 8)], 1, 1)
+        lengths.add_step(1 + num, 1 + 0.6 * num)
+        num_drafts += num
+    assert 0 < num_drafts < 0.01 * 2000
+
+
+def test_strangers_are_expected_to_be_as_those_before() -> None:
+    one = Drafting(lambda: NgramDrafter(1, 2), 3)
+    for _ in range(20):
+        drafts = one.open([])
+        for _ in range(20):
+            one.learn(drafts, 3, 0)
+    assert one.open([]).record.chance < 0.1
+    for _ in range(20000):
+        one.learn(drafts, 0, 0)
+    assert one.open([]).record.chance == pytest.approx(EXPECTED, abs=0.01)
 
 
 def test_waits_only_where_drafts_come_of_it() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from core import LLM, SamplingParams
 from core.speculate.drafting import Drafting, SequenceDrafts
+from core.speculate.following import Following
 from core.speculate.lengths import Lengths
 from tests.core.engine.test_drafts import GREEDY, check_same, serve
 from tests.core.speculate.random_heads import write_heads
@@ -91,7 +92,7 @@ def test_what_was_not_followed_is_not_drafted_for_when_it_is_found(
     few = {"dtype": "float32", "fallback": "allow", "block_size": 4, "num_kv_blocks": 100, "max_model_len": 64}
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     with LLM(str(tiny_llama_dir), speculative=f"mtp:{heads}", **few) as llm:
-        monkeypatch.setattr(Drafting, "_would_pay", lambda *_: False)
+        monkeypatch.setattr(Following, "would_pay", lambda *_: False)
         llm.generate([[5, 6, 7, 8, 9, 10, 11, 12, 13]], params)
         assert llm.engine.inspect().num_foretelling_steps == 0
         monkeypatch.undo()

@@ -15,6 +15,7 @@ from core.engine.llm import RequestOutput
 from core.engine.models import find_model
 from core.speculate.choice import HeadsChoice, parse_speculative
 from core.speculate.drafting import SequenceDrafts
+from core.speculate.following import Following
 from core.speculate.heads import load_heads
 from core.speculate.lengths import Lengths
 from tests.conftest import write_llama
@@ -61,7 +62,8 @@ def drafter(request: pytest.FixtureRequest, tiny_llama_dir: Path, trained: Path)
 def all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also drafts that do not pay."""
     monkeypatch.setattr(Lengths, "choose", lambda self, drafts, *_: [num for _, num in drafts])
-    monkeypatch.setattr(Lengths, "worth", lambda *_: 2.0)
+    monkeypatch.setattr(Following, "would_pay", lambda *_: True)
+    monkeypatch.setattr(Following, "is_lost", lambda *_: False)
 
 
 @torch.inference_mode()
