@@ -45,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching    find KV pages of earlier requests again
     tensor_parallel_size     ranks that split each layer
     pipeline_depth           steps that are scheduled while another runs: 0 or 1
+    enforce_eager            steps run kernel by kernel, also on a device that compiles or replays them
     batch_invariant          a request's tokens never depend on what else is served: slower
     fallback                 may production kernels run on their reference: deny, report, allow
     kernels                  row -> provider, or "reference"
@@ -70,6 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1
     pipeline_depth: int | None = None
+    enforce_eager: bool = False
     batch_invariant: bool = False
     fallback: str | None = None
     kernels: dict[str, str] = msgspec.field(default_factory=dict)
@@ -155,6 +157,7 @@ def resolve(
     c.set("weights", config.weights, "asked for" if config.weights != EngineConfig().weights else "default")
     _choose_length(c, config, model_max_len)
     _choose_shapes(c, config, facts)
+    _choose_replay(c, config, facts)
     _choose_drafts(c, config, facts)
     _choose_page(c, config, facts, page_sizes)
     share = HOST_MEMORY_SHARE if facts.host_memory else DEVICE_MEMORY_SHARE
@@ -211,6 +214,16 @@ def _choose_shapes(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> Non
                 raise ConfigError(f"{name} is {value}: device {facts.name} takes at most {buckets[-1]}")
             value, by = buckets[-1], f"largest bucket of device {facts.name}"
         c.set(name, value, by)
+
+
+def _choose_replay(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> None:
+    """Ranks meet in every layer, outside of what a device can replay."""
+    if config.enforce_eager:
+        c.set("replayed_seqs", 0, "asked for (enforce_eager)")
+    elif facts.replayed_seqs and config.tensor_parallel_size > 1:
+        c.set("replayed_seqs", 0, f"ranks meet between kernels: tensor_parallel_size is {config.tensor_parallel_size}")
+    else:
+        c.set("replayed_seqs", min(facts.replayed_seqs, config.max_num_seqs), f"device {facts.name}")
 
 
 def _choose_drafts(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> None:

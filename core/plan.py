@@ -39,6 +39,7 @@ class Plan:
     fallback: str
     seed: int
     shapes: ShapePolicy
+    replayed_seqs: int = 0
     speculative: str | None = None
     max_num_logits: int = 0
     num_kv_blocks: tuple[int, ...] = ()

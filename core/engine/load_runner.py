@@ -41,10 +41,11 @@ def open_runner(
     if a.draft_ids is not None:
         weights[DRAFT_IDS] = a.device.empty(tuple(a.draft_ids.shape), torch.int32, a.where)
         a.device.h2d(weights[DRAFT_IDS], a.draft_ids).synchronize()
+    eager = eager or config.enforce_eager
     compiles = not eager and not a.facts.shapes.dynamic
     if compiles:
         weights = _kept(a.device, weights)
-    plan = replace(a.plan, notes=tuple(notes))
+    plan = replace(a.plan, notes=tuple(notes), replayed_seqs=0 if eager else a.plan.replayed_seqs)
     plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
     kv = [
         pools.planes(a.device, a.where, layout, group.num_layers, num, keep=compiles)

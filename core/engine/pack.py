@@ -13,7 +13,7 @@ Legend: T tokens, S sequences, L logit rows, B pages in a block table, g KV grou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +28,9 @@ from core.errors import DeviceError
 from core.plugin.device import Device, Event
 from core.plugin.facts import ShapePolicy
 
+LEAST_BLOCKS = 16
+"""Width of the narrowest block table of a step that is replayed."""
+
 Words = TypeVar("Words", Ints, torch.Tensor)
 
 
@@ -40,6 +43,10 @@ class ShapeKey(NamedTuple):
     logits: int
     greedy: bool
     top_k_max: int
+
+    def is_decode(self, most: int) -> bool:
+        """Whether it is of up to `most` sequences, each with one token and one draw."""
+        return self.tokens == self.seqs == self.logits <= most
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,15 @@ class StepInput:
         )  # fmt: skip
 
 
+class _Buffer(NamedTuple):
+    """What a step of one shape takes of a set: by fields, as a whole, on the device, and as the step sees it there."""
+
+    words: dict[str, Ints]
+    host: torch.Tensor
+    on_device: torch.Tensor
+    input: StepInput
+
+
 class Packer:
     """Input buffers: `sets` of them on the host, filled in turn, and one on the device."""
 
@@ -147,9 +163,11 @@ class Packer:
         num_drafts: int = 0,
         num_ahead: int = 0,
         keeps_first: bool = False,
+        replayed_seqs: int = 0,
     ) -> None:
         """num_drafts    of an item, at most
         num_ahead     passes that foretell
+        replayed_seqs steps of up to so many sequences with one token each have few widths of block tables
         keeps_first   their first token of a text is that of the text, whatever the pass
         """
         self._device = device
@@ -157,6 +175,7 @@ class Packer:
         self._rows = rows
         self._page = page_tokens
         self._shapes = shapes
+        self._replayed_seqs = replayed_seqs
         num_seqs = max_logits if shapes.seqs else max_seqs  # as in `_key`
         largest = ShapeKey(
             _up(max_tokens, shapes.tokens, "tokens"), _up(num_seqs, shapes.seqs, "sequences"),
@@ -173,6 +192,7 @@ class Packer:
             device, where, rows, vocab_size, None if shapes.dynamic else max_blocks * page_tokens
         )
         self._largest = largest
+        self._buffers: dict[tuple[int, ShapeKey], _Buffer] = {}
 
     def shape_keys(self) -> Iterator[ShapeKey]:
         """Every shape that a step can have, where the device takes certain sizes of everything; greedy ones only."""
@@ -198,17 +218,33 @@ class Packer:
         turn = self._turn
         self._turn = (turn + 1) % len(self._host)
         self._copied[turn].synchronize()
-        fields = self._fields(key)
-        words = sum(size for _, size in fields)
-        views = _views(self._words[turn], fields)
-        batch.fill(views, key.seqs, key.blocks, self._num_ahead, self._keeps_first)
+        buffer = self._buffers.get((turn, key)) or self._cut(turn, key)
+        batch.fill(buffer.words, key.seqs, key.blocks, self._num_ahead, self._keeps_first)
         verifies = self._num_drafts > 0 and (bool(batch.drafts) or not self._shapes.dynamic)
         if verifies:
-            batch.fill_verify(views, self._num_drafts)
-        self._copied[turn] = self._device.h2d(self._on_device[:words], self._host[turn][:words])
+            batch.fill_verify(buffer.words, self._num_drafts)
+        self._copied[turn] = self._device.h2d(buffer.on_device, buffer.host)
         self._copied[turn].wait()
         extras = self._extras.pack(batch, key.logits, masked)
-        return _step_input(_views(self._on_device, fields), key, len(self._rows.tables), batch, extras, verifies)
+        host = HostLengths(_padded(batch.counts, key.seqs), _padded(batch.kv_lens, key.seqs), exact=True)
+        verify = buffer.input.verify if verifies else None
+        return replace(buffer.input, host=host, extras=extras, verify=verify)
+
+    def _cut(self, turn: int, key: ShapeKey) -> _Buffer:
+        """The parts of the buffers for a shape; kept for those that come again and again."""
+        num_groups = len(self._rows.tables)
+        fields = self._fields(key)
+        words = sum(size for _, size in fields)
+        on_device = self._on_device[:words]
+        buffer = _Buffer(
+            _views(self._words[turn], fields),
+            self._host[turn][:words],
+            on_device,
+            _step_input(_views(on_device, fields), key, num_groups),
+        )
+        if key.is_decode(self._replayed_seqs):
+            self._buffers[turn, key] = buffer
+        return buffer
 
     def _fields(self, key: ShapeKey) -> list[tuple[str, int]]:
         return _fields(key, len(self._rows.tables), self._num_drafts, self._num_ahead)
@@ -227,7 +263,7 @@ class Packer:
         # Where shapes are compiled, few are better than small ones: as many logit rows as sequences, and full sorts.
         num_seqs = max(len(batch.rows), num_logits if shapes.seqs else 0)
         top_k_max = batch.top_k_max if shapes.dynamic else FULL_SORT
-        return ShapeKey(
+        key = ShapeKey(
             _up(batch.num_tokens, shapes.tokens, "tokens"),
             _up(num_seqs, shapes.seqs, "sequences"),
             _up(batch.num_blocks, shapes.blocks, "blocks"),
@@ -235,6 +271,14 @@ class Packer:
             batch.greedy,
             1 if batch.greedy else top_k_max,
         )
+        return self.decode_key(key) if key.is_decode(self._replayed_seqs) else key
+
+    def decode_key(self, key: ShapeKey) -> ShapeKey:
+        """With block tables of one of few widths: LEAST_BLOCKS, doubled as often as it takes."""
+        width = LEAST_BLOCKS
+        while width < key.blocks:
+            width *= 2
+        return key._replace(blocks=min(width, self._largest.blocks))
 
 
 def _up(size: int, buckets: Sequence[int], what: str) -> int:
@@ -271,26 +315,19 @@ def _views(words: Words, fields: list[tuple[str, int]]) -> dict[str, Words]:
     return views
 
 
-def _step_input(
-    views: dict[str, torch.Tensor],
-    key: ShapeKey,
-    num_groups: int,
-    batch: Columns,
-    extras: Extras | None,
-    verifies: bool,
-) -> StepInput:
+def _step_input(views: dict[str, torch.Tensor], key: ShapeKey, num_groups: int) -> StepInput:
+    """Without what is of one step alone."""
     known = tuple(views.pop(name) for name in [name for name in views if name.startswith("known")])
     ahead = AheadInput(known, views.pop("shift_rows"), views.pop("ahead_rows")) if known else None
     found = [views.pop(name).view(key.logits, -1) for name in ("draft_ids", "drawn_rows", "kept_rows") if name in views]
-    verify = VerifyInput(found[0], found[1], found[2].view(-1)) if verifies else None
+    verify = VerifyInput(found[0], found[1], found[2].view(-1)) if found else None
     slots = tuple(views.pop(f"slots{g}") for g in range(num_groups))
     tables = tuple(views.pop(f"block_table{g}").view(key.seqs, key.blocks) for g in range(num_groups))
     views["seed"] = views["seed"].view(key.logits, 2)
     for name in ("temperature", "top_p"):
         views[name] = views[name].view(torch.float32)
-    host = HostLengths(_padded(batch.counts, key.seqs), _padded(batch.kv_lens, key.seqs), exact=True)
     return StepInput(
-        key=key, slots=slots, block_tables=tables, host=host, extras=extras, ahead=ahead, verify=verify, **views
+        key=key, slots=slots, block_tables=tables, host=None, extras=None, ahead=ahead, verify=verify, **views
     )
 
 

@@ -6,6 +6,7 @@ Owns nothing of scheduling: it sees plans and answers with ids. Everything here 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,7 @@ from core.engine.compiled import CompiledStep, Compiles, warm_up
 from core.engine.flight import Beside, Flight, Foretold, Reported, Wanted
 from core.engine.pack import Packer, StepInput
 from core.engine.passes import Carry
+from core.engine.replayed import ReplayedStep
 from core.engine.rows import Rows
 from core.engine.step import StepDropped, StepPlan
 from core.engine.step_function import StepFunction
@@ -50,7 +52,8 @@ class Runner:
         self.plan = plan
         self._device = device
         self._compiled = CompiledStep(step, device) if compiles else None
-        self._step = self._compiled or step
+        self._replayed = ReplayedStep(step, device, plan.replayed_seqs) if plan.replayed_seqs and not compiles else None
+        self._step = self._compiled or self._replayed or step
         self.weights = weights
         self.kv = kv  # per group, per layer: its planes
         self.transfers = transfers
@@ -71,6 +74,7 @@ class Runner:
             num_drafts=parse_speculative(plan.speculative).max_drafts if plan.speculative else 0,
             num_ahead=step.foretell.num_drafts if step.foretell else 0,
             keeps_first=step.foretell.keeps_first if step.foretell else False,
+            replayed_seqs=plan.replayed_seqs if self._replayed else 0,
         )
         self.pack = self._packer.pack  # a call that a profile may wrap
         self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped
@@ -168,12 +172,24 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """On a device that compiles, compile every shape there can be; `progress` gets shapes done, and in all."""
+        """On a device that compiles, compile every shape there can be; `progress` gets shapes done, and in all.
+
+        Where steps are replayed, see whether they can be; the plan says so.
+        """
         if self._compiled:
             state = self.weights, self._last_ids, self._scratch, self.kv
             tell = progress or (lambda done, total: None)
             self._last_ids, self._scratch, self.kv = warm_up(self._compiled, self._packer, *state, tell)
             self._device.synchronize()
+        if self._replayed:
+            found = self._replayed.warm_up(self._packer, self.weights, self._last_ids, self.kv)
+            self._last_ids, self.kv, note = found
+            self.plan = replace(self.plan, notes=(*self.plan.notes, note))
+
+    @property
+    def num_replayed(self) -> int:
+        """Halves of steps that the device replayed so far."""
+        return self._replayed.num_replayed if self._replayed else 0
 
     @property
     def compiles(self) -> Compiles:

@@ -11,10 +11,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from core.errors import DeviceError
 from core.plugin.facts import DeviceFacts, Memory, Unavailable
 
 if TYPE_CHECKING:
     import torch
+
+
+class CannotCompile(DeviceError):
+    """A function cannot be made faster as a whole; the message says why. Nothing is lost: it can run as it is."""
 
 
 class Event:
@@ -134,7 +139,10 @@ class Device(ABC):
         as lost, and the engine ends. The tensors of the step's inputs keep their addresses for this key, and get new
         content; those of `extras` are new each time.
 
-        Only devices that state `DeviceFacts.shapes` are asked. It may compile now or when it is first called; core
-        calls what it returns once for every key before it serves, on padding.
+        Only devices that state `DeviceFacts.shapes` or `replayed_seqs` are asked. It may compile now or when it is
+        first called. Core calls what it returns once for every key of `shapes` before it serves, on padding; for
+        `replayed_seqs` when a key first comes up, and reads what a call gives before the next step.
+
+        Raises: CannotCompile, now or at the first call, for `replayed_seqs` alone: core then runs `function` itself.
         """
         return function

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError, DeviceError
 from core.plugin import Device, DeviceFacts, Memory, Unavailable
@@ -15,11 +16,18 @@ from devices.cpu.native.library import find_native
 if TYPE_CHECKING:
     import torch
 
+    from devices.cpu.native.record import Arena
+
 OLDEST_TORCH = (2, 5)
+REPLAYED_SEQS = 64
+"""In larger steps the host's part is small, and their results would take much memory."""
 
 
 class CpuDevice(Device):
     """All processors that this process may use, as one device."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[str, Arena] = {}
 
     def probe(self) -> DeviceFacts | Unavailable:
         """What the machine has, or what is wrong with the installed torch."""
@@ -46,6 +54,7 @@ class CpuDevice(Device):
             dtypes=("bfloat16", "float32", "float16") if fast_bf16 else ("float32", "bfloat16", "float16"),
             host_memory=True,
             accelerator=False,
+            replayed_seqs=REPLAYED_SEQS if native.variant else 0,
             max_depth=0,
         )
 
@@ -63,6 +72,12 @@ class CpuDevice(Device):
 
     def loading(self) -> AbstractContextManager[None]:
         return mapped_apart()
+
+    def compile(self, function: Callable[..., Any], key: tuple[Any, ...], given: tuple[int, ...]) -> Callable[..., Any]:
+        """Recordings of one half of a step share their memory: the other half reads what one gives."""
+        from devices.cpu.native.record import Arena, Recorded
+
+        return Recorded(function, self._arenas.setdefault(key[0], Arena()))
 
     def synchronize(self) -> None:
         """Nothing to wait for: a call of torch on the CPU returns when its work is done."""

@@ -13,6 +13,7 @@ from devices.cpu.native.attention import AttentionKernels
 from devices.cpu.native.library import find_native
 from devices.cpu.native.linear import LinearKernels, linear
 from devices.cpu.native.rows import RowKernels
+from devices.cpu.native.select import SelectKernels
 
 _KERNELS: dict[str, Kernel] = {
     "linear": operators.linear,
@@ -72,19 +73,25 @@ def _native() -> list[Implementation]:
     bfloat16 = Support(dtypes=frozenset({"bfloat16"}), batch_invariant=True)
     weights = replace(bfloat16, schemes=frozenset({"dense", "q4_1", "q8_0"}))
     pool = replace(bfloat16, head_sizes=native_attention.HEAD_SIZES, page_sizes=native_attention.PAGE_SIZES)
-    of_linear, of_pool, of_rows = LinearKernels(variant), AttentionKernels(variant), RowKernels(variant)
+    of_linear, of_pool = LinearKernels(variant), AttentionKernels(variant)
+    of_rows, of_select = RowKernels(variant), SelectKernels(variant)
     rows: list[tuple[str, Kernel, Support]] = [
         ("linear", linear, weights),
         ("pack_weight", of_linear.pack_weight, weights),
         ("kv_layout", native_attention.kv_layout, pool),
         ("kv_write", of_pool.kv_write, pool),
         ("kv_gather", native_attention.kv_gather, pool),
-        ("attn_plan", native_attention.attn_plan, pool),
+        ("attn_plan", of_pool.attn_plan, pool),
         ("attn_paged", of_pool.attn_paged, pool),
         ("rms_norm", of_rows.rms_norm, bfloat16),
         ("add_rms_norm", of_rows.add_rms_norm, bfloat16),
         ("rope", of_rows.rope, bfloat16),
         ("act_mul", of_rows.act_mul, bfloat16),
+        ("embed", of_select.embed, bfloat16),
+        ("gather_rows", of_select.gather_rows, bfloat16),
+        ("take_ids", of_select.take_ids, bfloat16),
+        ("put_ids", of_select.put_ids, bfloat16),
+        ("sample", of_select.sample, replace(bfloat16, graph_safe=False)),
     ]
     return [Implementation(row, kernel, "cpu-native", support) for row, kernel, support in rows]
 

@@ -62,6 +62,9 @@ def engine_config(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV of equal prompt beginnings.")] = True,
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share every layer.")] = 1,
     pipeline_depth: Annotated[int | None, typer.Option(help="Steps prepared ahead of the running one: 0, 1.")] = None,
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="Steps run kernel by kernel: none is compiled or replayed.")
+    ] = False,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Same text whatever else is served; slower.")
     ] = False,
@@ -98,6 +101,7 @@ def engine_config(
         enable_prefix_caching=enable_prefix_caching,
         tensor_parallel_size=tensor_parallel_size,
         pipeline_depth=pipeline_depth,
+        enforce_eager=enforce_eager,
         batch_invariant=batch_invariant,
         fallback=fallback,
         kernels=parse_kernels(kernel),

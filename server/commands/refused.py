@@ -12,7 +12,6 @@ REFUSED = {
     "--disable-uvicorn-access-log": "there is no such log; --log-format json tells of requests",
     "--enable-expert-parallel": "no family with experts is served yet",
     "--enable-lora": "adapters are not served yet",
-    "--enforce-eager": "which kernels run is in `core plan`; see --kernel and --fallback",
     "--kv-cache-dtype": "the KV cache has the dtype of the activations; see --dtype",
     "--kv-transfer-config": "the KV cache is not shared between servers yet",
     "--limit-mm-per-prompt": "only text is served",

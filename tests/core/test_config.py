@@ -67,6 +67,19 @@ def test_what_is_least_is_taken() -> None:
     ).check()  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("asked", "most", "why"),
+    [
+        ({}, 64, "device warp"),
+        ({"max_num_seqs": 8}, 8, "device warp"),
+        ({"enforce_eager": True}, 0, "asked for (enforce_eager)"),
+        ({"tensor_parallel_size": 2}, 0, "ranks meet between kernels: tensor_parallel_size is 2"),
+    ],
+)
+def test_what_is_replayed(asked: dict[str, Any], most: int, why: str) -> None:
+    assert decided(plan(EngineConfig(**asked), facts(replayed_seqs=64)), "replayed_seqs") == (most, why)
+
+
 # The defaults
 
 
@@ -92,6 +105,7 @@ def test_an_accelerator_by_default() -> None:
         "batch_invariant": (False, "default"),
         "tensor_parallel_size": (1, "default"),
         "pipeline_depth": (1, "device warp"),
+        "replayed_seqs": (0, "device warp"),
         "fallback": ("deny", "an accelerator"),
         "seed": (0, "default"),
     }

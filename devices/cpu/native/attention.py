@@ -7,14 +7,13 @@ joined in blocks that begin at multiples of 64, and what a row does not see chan
 Legend: T tokens, S sequences, B pages in a block table, P pages in the pool, H query heads, Hkv key heads, D head size.
 """
 
-import ctypes
 from typing import Any, NamedTuple
 
 import torch
 
 from core.kernels.dtypes import TORCH_DTYPES
 from core.kernels.reference.kv import KVLayout, Plane, Planes
-from devices.cpu.native import library
+from devices.cpu.native import calls, jobs, library
 
 LANES, TILE_TOKENS = 16, 8
 HEAD_SIZES = frozenset(range(16, 257, 16))
@@ -45,51 +44,60 @@ def kv_gather(planes: Planes, pages: torch.Tensor) -> tuple[torch.Tensor, torch.
     return keys.permute(1, 2, 4, 0, 3, 5).reshape(shape), values.permute(1, 2, 4, 0, 3).reshape(shape)
 
 
-def attn_plan(
-    query_starts: torch.Tensor,
-    kv_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    *,
-    num_tokens: int,
-    page_tokens: int,
-    window: int | None = None,
-    host: Any = None,
-) -> Plan:
-    """What the kernel reads of a step. Arguments as in core.kernels.reference.attention."""
-    tiles = (query_starts.diff() + (TILE_TOKENS - 1)) // TILE_TOKENS
-    tile_starts = torch.zeros_like(query_starts)
-    torch.cumsum(tiles, 0, dtype=torch.int32, out=tile_starts[1:])
-    table = block_table.clone(memory_format=torch.contiguous_format)
-    return Plan(query_starts.clone(), kv_lens.clone(), table, tile_starts)
-
-
 class AttentionKernels:
-    """`kv_write` and `attn_paged` of one variant."""
+    """`attn_plan`, `kv_write` and `attn_paged` of one variant."""
 
     def __init__(self, variant: str) -> None:
         kernels = library.load(variant)
-        self._attention, self._write = kernels.attention, kernels.kv_write
+        self._plan, self._attention, self._write = kernels.attention_plan, kernels.attention, kernels.kv_write
+
+    def attn_plan(
+        self,
+        query_starts: torch.Tensor,
+        kv_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        num_tokens: int,
+        page_tokens: int,
+        window: int | None = None,
+        host: Any = None,
+    ) -> Plan:
+        """What the kernel reads of a step. Arguments as in core.kernels.reference.attention."""
+        table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+        query_starts, kv_lens = query_starts.contiguous(), kv_lens.contiguous()
+        made = Plan(*(calls.empty(x.shape, torch.int32) for x in (query_starts, kv_lens, table, query_starts)))
+        calls.call(
+            self._plan,
+            jobs.AttentionPlan(
+                query_starts.data_ptr(),
+                kv_lens.data_ptr(),
+                table.data_ptr(),
+                *table.shape,
+                table.stride(0),
+                *(x.data_ptr() for x in made),
+            ),
+        )
+        return made
 
     def kv_write(
         self, k: torch.Tensor, v: torch.Tensor, planes: Planes, slots: torch.Tensor, *, page_tokens: int
     ) -> Planes:
         """Write k and v [T, H, D] in place at `slots` [T] int32; slot -1 is skipped."""
         k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
-        self._write(
-            ctypes.byref(
-                library.KVWrite(
-                    k.data_ptr(),
-                    v.data_ptr(),
-                    k.stride()[:2],
-                    v.stride()[:2],
-                    *k.shape,
-                    planes[0].data_ptr(),
-                    planes[1].data_ptr(),
-                    planes[0].shape[1],
-                    page_tokens,
-                    slots.contiguous().data_ptr(),
-                )
-            )
+        calls.call(
+            self._write,
+            jobs.KVWrite(
+                k.data_ptr(),
+                v.data_ptr(),
+                k.stride()[:2],
+                v.stride()[:2],
+                *k.shape,
+                planes[0].data_ptr(),
+                planes[1].data_ptr(),
+                planes[0].shape[1],
+                page_tokens,
+                slots.contiguous().data_ptr(),
+            ),
         )
         return planes
 
@@ -110,35 +118,34 @@ class AttentionKernels:
         Probabilities may be rounded to bfloat16 before they weigh values.
         """
         q = q if q.stride(2) == 1 else q.contiguous()
-        out = q.new_empty(q.shape)
-        lse = torch.empty(q.shape[:2]) if want_lse else None
+        out = calls.empty(q.shape, q.dtype)
+        lse = calls.empty(q.shape[:2], torch.float32) if want_lse else None
         num_seqs, table_width = plan.block_table.shape
-        self._attention(
-            ctypes.byref(
-                library.Attention(
-                    q.data_ptr(),
-                    q.stride(0),
-                    q.stride(1),
-                    q.shape[0],
-                    q.shape[1],
-                    planes[0].shape[0],
-                    q.shape[2],
-                    planes[0].data_ptr(),
-                    planes[1].data_ptr(),
-                    planes[0].shape[1],
-                    page_tokens,
-                    plan.query_starts.data_ptr(),
-                    plan.kv_lens.data_ptr(),
-                    plan.tile_starts.data_ptr(),
-                    plan.block_table.data_ptr(),
-                    num_seqs,
-                    table_width,
-                    scale,
-                    softcap or 0,
-                    window or 0,
-                    out.data_ptr(),
-                    None if lse is None else lse.data_ptr(),
-                )
-            )
+        calls.call(
+            self._attention,
+            jobs.Attention(
+                q.data_ptr(),
+                q.stride(0),
+                q.stride(1),
+                q.shape[0],
+                q.shape[1],
+                planes[0].shape[0],
+                q.shape[2],
+                planes[0].data_ptr(),
+                planes[1].data_ptr(),
+                planes[0].shape[1],
+                page_tokens,
+                plan.query_starts.data_ptr(),
+                plan.kv_lens.data_ptr(),
+                plan.tile_starts.data_ptr(),
+                plan.block_table.data_ptr(),
+                num_seqs,
+                table_width,
+                scale,
+                softcap or 0,
+                window or 0,
+                out.data_ptr(),
+                None if lse is None else lse.data_ptr(),
+            ),
         )
         return out if lse is None else (out, lse)

@@ -130,3 +130,17 @@ EXPORT void core_cpu_use_threads(void* run_parallel, void* get_max_threads) {
   parallel = reinterpret_cast<Parallel>(run_parallel);
   max_threads = reinterpret_cast<Number>(get_max_threads);
 }
+
+// Calls of a recorded step, in order. Returns how many were made: fewer than `num` when memory was short for the next one.
+EXPORT int64_t core_cpu_replay(const Call* calls, int64_t num) {
+  for (int64_t i = 0; i < num; i++) {
+    const Call& call = calls[i];
+    if (!call.multiply) {
+      call.kernel(call.job);
+      continue;
+    }
+    const Product& p = *static_cast<const Product*>(call.job);
+    if (call.multiply(p.weight, p.n, p.k, p.x, p.rows, p.row_stride, p.bias, p.y)) return i;
+  }
+  return num;
+}

@@ -66,6 +66,53 @@ struct ActMul {
   int64_t gelu_tanh;  // 0: silu
 };
 
+// A product as a job: the arguments of Linear.
+struct Product {
+  const void* weight;
+  int64_t n, k;
+  const uint16_t* x;
+  int64_t rows, row_stride;
+  const uint16_t* bias;
+  uint16_t* y;
+};
+
+// y[i] = row rows[i] - first of x, and zeros where x has no such row. Rows of x lie x_stride bytes apart.
+struct Gather {
+  const uint8_t* x;
+  int64_t num_rows, row_bytes, x_stride;
+  const int32_t* rows;
+  int64_t first, num;
+  uint8_t* y;  // [num, row_bytes]
+};
+
+// out[i] = last_ids[source_rows[i]], and ids[i] where the source row is 0 or none of num_rows.
+struct TakeIds {
+  const int32_t *ids, *source_rows, *last_ids;
+  int64_t num, num_rows;
+  int32_t* out;
+};
+
+// last_ids[rows[i]] = ids[i], in order; rows that are none of num_rows are skipped.
+struct PutIds {
+  int32_t* last_ids;
+  const int32_t *rows, *ids;
+  int64_t num, num_rows;
+};
+
+// A copy of what attention reads of a step, and how many tiles of 8 queries come before each sequence.
+struct AttentionPlan {
+  const int32_t *query_starts, *kv_lens, *table;  // [seqs + 1], [seqs], [seqs, width] with rows table_stride apart
+  int64_t num_seqs, width, table_stride;
+  int32_t *query_starts_copy, *kv_lens_copy, *table_copy, *tile_starts;
+};
+
+// ids[i]: the first greatest of a row of logits; -1 where it is not finite, or one is NaN.
+struct Greedy {
+  const uint16_t* logits;
+  int64_t rows, columns, stride;
+  int32_t* ids;
+};
+
 struct Kernels {
   Linear linear_bf16;
   Linear linear_q4_1;
@@ -75,6 +122,18 @@ struct Kernels {
   void (*norm)(const Norm&);
   void (*rope)(const Rope&);
   void (*act_mul)(const ActMul&);
+  void (*gather)(const Gather&);
+  void (*take_ids)(const TakeIds&);
+  void (*put_ids)(const PutIds&);
+  void (*attention_plan)(const AttentionPlan&);
+  void (*greedy)(const Greedy&);
+};
+
+// One call of a recorded step: of a product where `multiply` is given, else of a kernel.
+struct Call {
+  Linear multiply;
+  void (*kernel)(const void* job);
+  const void* job;
 };
 
 // One part of a job, of `num`.

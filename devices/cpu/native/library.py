@@ -15,94 +15,12 @@ from pathlib import Path
 from core.errors import ConfigError, DeviceError
 from devices.cpu import machine
 from devices.cpu.native.build import LIBRARY, REASON, sources_hash
+from devices.cpu.native.jobs import INT, POINTER, Call, Kernels
 
 HERE = Path(__file__).parent
 VARIABLE = "CORE_CPU_NATIVE"
 PORTABLE = "generic"
 _NOT_COMPILED = "compiled without AMX"  # as the library says it
-
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_LINEAR = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER)
-
-
-class Attention(ctypes.Structure):
-    """`Attention` of kernels.h."""
-
-    _fields_ = (
-        ("q", _POINTER),
-        *((name, _INT) for name in ("q_token_stride", "q_head_stride", "num_tokens", "num_heads")),
-        *((name, _INT) for name in ("num_kv_heads", "head_size")),
-        *((name, _POINTER) for name in ("keys", "values")),
-        *((name, _INT) for name in ("num_pages", "page_tokens")),
-        *((name, _POINTER) for name in ("query_starts", "kv_lens", "tile_starts", "table")),
-        *((name, _INT) for name in ("num_seqs", "table_width")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-        ("window", _INT),
-        *((name, _POINTER) for name in ("out", "lse")),
-        ("head_parts", _INT),
-    )
-
-
-class KVWrite(ctypes.Structure):
-    """`KVWrite` of kernels.h."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("k", "v")),
-        *((name, 2 * _INT) for name in ("k_strides", "v_strides")),
-        *((name, _INT) for name in ("num_tokens", "num_heads", "head_size")),
-        *((name, _POINTER) for name in ("keys", "values")),
-        *((name, _INT) for name in ("num_pages", "page_tokens")),
-        ("slots", _POINTER),
-    )
-
-
-class Norm(ctypes.Structure):
-    """`Norm` of kernels.h."""
-
-    _fields_ = (
-        ("x", _POINTER),
-        ("x_stride", _INT),
-        *((name, _POINTER) for name in ("residual", "w", "y")),
-        *((name, _INT) for name in ("rows", "columns")),
-        ("eps", ctypes.c_float),
-    )
-
-
-class Rope(ctypes.Structure):
-    """`Rope` of kernels.h."""
-
-    _fields_ = (
-        ("x", _POINTER),
-        *((name, _INT) for name in ("token_stride", "head_stride")),
-        ("cos_sin", _POINTER),
-        *((name, _INT) for name in ("rows", "heads", "half")),
-    )
-
-
-class ActMul(ctypes.Structure):
-    """`ActMul` of kernels.h."""
-
-    _fields_ = (
-        ("x", _POINTER),
-        ("x_stride", _INT),
-        ("y", _POINTER),
-        *((name, _INT) for name in ("rows", "columns", "gelu_tanh")),
-    )
-
-
-class _Kernels(ctypes.Structure):
-    """`Kernels` of kernels.h."""
-
-    _fields_ = (
-        ("linear_bf16", _LINEAR),
-        ("linear_q4_1", _LINEAR),
-        ("linear_q8_0", _LINEAR),
-        ("attention", ctypes.CFUNCTYPE(None, ctypes.POINTER(Attention))),
-        ("kv_write", ctypes.CFUNCTYPE(None, ctypes.POINTER(KVWrite))),
-        ("norm", ctypes.CFUNCTYPE(None, ctypes.POINTER(Norm))),
-        ("rope", ctypes.CFUNCTYPE(None, ctypes.POINTER(Rope))),
-        ("act_mul", ctypes.CFUNCTYPE(None, ctypes.POINTER(ActMul))),
-    )
 
 
 @dataclass(frozen=True)
@@ -159,21 +77,27 @@ def _why_no_tiles() -> str:
     return reason.decode() if reason else ""
 
 
-def load(variant: str) -> _Kernels:
+def load(variant: str) -> Kernels:
     """The kernels of one of `variants()`, on the threads of torch, which must have been imported.
 
     Raises: DeviceError where torch's threads are of a library that cannot be shared.
     """
     process = ctypes.CDLL(None)
     try:
-        threads = [ctypes.cast(getattr(process, name), _POINTER) for name in ("GOMP_parallel", "omp_get_max_threads")]
+        threads = [ctypes.cast(getattr(process, name), POINTER) for name in ("GOMP_parallel", "omp_get_max_threads")]
     except AttributeError as error:
         raise DeviceError(
             f"native kernels of the cpu device cannot use torch's threads ({error}): set {VARIABLE}=off to do without"
         ) from error
     _library().core_cpu_use_threads(*threads)
-    kernels: _Kernels = _library().core_cpu_kernels(variants().index(variant)).contents
+    kernels: Kernels = _library().core_cpu_kernels(variants().index(variant)).contents
     return kernels
+
+
+def replay(calls: "ctypes.Array[Call]") -> int:
+    """Make these calls, in order: how many were made, fewer than all where memory was short."""
+    made: int = _library().core_cpu_replay(calls, len(calls))
+    return made
 
 
 @cache
@@ -197,7 +121,9 @@ def _library() -> ctypes.CDLL:
     library.core_cpu_sources.restype = ctypes.c_char_p
     library.core_cpu_variant.restype = ctypes.c_char_p
     library.core_cpu_why_no_tiles.restype = ctypes.c_char_p
-    library.core_cpu_kernels.restype = ctypes.POINTER(_Kernels)
-    library.core_cpu_use_threads.argtypes = (_POINTER, _POINTER)
+    library.core_cpu_kernels.restype = ctypes.POINTER(Kernels)
+    library.core_cpu_replay.argtypes = (POINTER, INT)
+    library.core_cpu_replay.restype = INT
+    library.core_cpu_use_threads.argtypes = (POINTER, POINTER)
     library.core_cpu_use_threads.restype = None
     return library

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from core.errors import DeviceError
 from core.kernels.schemes import BLOCK, Q41Weight, Quantised
-from devices.cpu.native import library
+from devices.cpu.native import calls, library
 
 GROUP_ROWS, STRIPS, STRIP_ROWS = 64, 4, 16
 HALVES_BYTES = 2 * STRIP_ROWS  # a scale, or a minimum, of each row of a strip
@@ -66,8 +65,9 @@ def linear(x: torch.Tensor, handle: Tiles, bias: torch.Tensor | None = None) -> 
         x = x.contiguous()
     if bias is not None:
         bias = bias.contiguous()
-    y = x.new_empty((num_tokens, handle.num_rows))
-    failed = handle.multiply(
+    y = calls.empty((num_tokens, handle.num_rows), x.dtype)
+    calls.multiply(
+        handle.multiply,
         handle.address,
         handle.num_rows,
         handle.num_columns,
@@ -77,8 +77,6 @@ def linear(x: torch.Tensor, handle: Tiles, bias: torch.Tensor | None = None) -> 
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
     )
-    if failed:
-        raise DeviceError(f"no memory for a step of {num_tokens} tokens: lower max_num_batched_tokens")
     return y
 
 

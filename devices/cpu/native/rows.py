@@ -3,12 +3,10 @@
 Legend: T tokens, H heads, D head size, K columns, F rotated sizes.
 """
 
-import ctypes
-
 import torch
 
 from devices.cpu import dense
-from devices.cpu.native import library
+from devices.cpu.native import calls, jobs, library
 
 
 class RowKernels:
@@ -21,7 +19,7 @@ class RowKernels:
     def rms_norm(self, x: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
         """The norm of x [..., K] times w [K]."""
         rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
-        y = x.new_empty(x.shape)
+        y = calls.empty(x.shape, x.dtype)
         self._call_norm(rows, None, w, y, eps)
         return y
 
@@ -31,7 +29,7 @@ class RowKernels:
         """The norm of x + residual [T, K], and x + residual, which takes the place of `residual`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         residual = residual.contiguous()
-        y = x.new_empty(x.shape)
+        y = calls.empty(x.shape, x.dtype)
         self._call_norm(x, residual, w, y, eps)
         return y, residual
 
@@ -40,8 +38,8 @@ class RowKernels:
         x = x if x.stride(2) == 1 else x.contiguous()
         cos_sin = cos_sin.contiguous()
         shape = (x.shape[0], x.shape[1], cos_sin.shape[1] // 2)
-        job = library.Rope(x.data_ptr(), x.stride(0), x.stride(1), cos_sin.data_ptr(), *shape)
-        self._rope(ctypes.byref(job))
+        job = jobs.Rope(x.data_ptr(), x.stride(0), x.stride(1), cos_sin.data_ptr(), *shape)
+        calls.call(self._rope, job)
         return x
 
     def act_mul(self, x: torch.Tensor, *, act: str) -> torch.Tensor:
@@ -49,14 +47,14 @@ class RowKernels:
         if act == "gelu":  # torch has erf
             return dense.act_mul(x, act=act)
         x = x if x.stride(1) == 1 else x.contiguous()
-        y = x.new_empty((x.shape[0], x.shape[1] // 2))
-        job = library.ActMul(x.data_ptr(), x.stride(0), y.data_ptr(), *y.shape, act == "gelu_tanh")
-        self._act_mul(ctypes.byref(job))
+        y = calls.empty((x.shape[0], x.shape[1] // 2), x.dtype)
+        job = jobs.ActMul(x.data_ptr(), x.stride(0), y.data_ptr(), *y.shape, act == "gelu_tanh")
+        calls.call(self._act_mul, job)
         return y
 
     def _call_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, w: torch.Tensor, y: torch.Tensor, eps: float
     ) -> None:
         of_residual, w = None if residual is None else residual.data_ptr(), w.contiguous()
-        job = library.Norm(x.data_ptr(), x.stride(0), of_residual, w.data_ptr(), y.data_ptr(), *x.shape, eps)
-        self._norm(ctypes.byref(job))
+        job = jobs.Norm(x.data_ptr(), x.stride(0), of_residual, w.data_ptr(), y.data_ptr(), *x.shape, eps)
+        calls.call(self._norm, job)

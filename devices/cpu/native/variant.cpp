@@ -22,7 +22,9 @@ constexpr Linear linear_dense = linear<Bf16>;
 #include "exp.h"
 #include "attention.h"
 #include "rows.h"
+#include "select.h"
 }  // namespace
 
 extern const Kernels VARIANT;
-const Kernels VARIANT = {linear_dense, linear<Coded<Q41>>, linear<Coded<Q80>>, attention, kv_write, norm, rope, act_mul};
+const Kernels VARIANT = {linear_dense, linear<Coded<Q41>>, linear<Coded<Q80>>, attention, kv_write, norm, rope, act_mul,
+                         gather,       take_ids,           put_ids,            attention_plan, greedy};

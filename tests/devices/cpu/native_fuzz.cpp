@@ -91,6 +91,32 @@ static void norm_turn_and_act(const Kernels* kernels) {
   kernels->act_mul({x.data(), 2 * columns, y.data(), rows, columns, rand() % 2});
 }
 
+static std::vector<int32_t, Guarded<int32_t>> below(int64_t num, int64_t least, int64_t most) {
+  std::vector<int32_t, Guarded<int32_t>> some(num);
+  for (int32_t& one : some) one = static_cast<int32_t>(least + rand() % (most - least));
+  return some;
+}
+
+// Rows that there are and others, ids, plans, and the likeliest of logits of any bits.
+static void select(const Kernels* kernels) {
+  const int64_t have = size(50), columns = size(9000), num = size(60), width = size(9), first = rand() % 3;
+  const auto x = numbers(have * columns), logits = numbers(num * columns);
+  const auto rows = below(num, -2, have + 3), lens = below(num, 0, 9), table = below(num * width, 0, 99);
+  auto y = numbers(num * columns);
+  auto ids = below(num, 0, 9), taken = ids, last_ids = below(have, 0, 9);
+  kernels->gather({reinterpret_cast<const uint8_t*>(x.data()), have, 2 * columns, 2 * columns, rows.data(), first, num,
+                   reinterpret_cast<uint8_t*>(y.data())});
+  kernels->take_ids({ids.data(), rows.data(), last_ids.data(), num, have, taken.data()});
+  kernels->put_ids({last_ids.data(), rows.data(), taken.data(), num, have});
+  kernels->greedy({logits.data(), num, columns, columns, ids.data()});
+  for (int32_t id : ids)
+    if (id < -1 || id >= columns) exit(3);
+  auto starts = below(num + 1, 0, 1), starts_copy = starts, tiles = starts, lens_copy = lens, table_copy = table;
+  for (int64_t i = 0; i < num; i++) starts[i + 1] = starts[i] + lens[i];
+  kernels->attention_plan({starts.data(), lens.data(), table.data(), num, width, width, starts_copy.data(),
+                           lens_copy.data(), table_copy.data(), tiles.data()});
+}
+
 int main(int, char** arguments) {
   core_cpu_use_threads(reinterpret_cast<void*>(GOMP_parallel), reinterpret_cast<void*>(omp_get_max_threads));
   const int times = atoi(arguments[1]);
@@ -102,6 +128,7 @@ int main(int, char** arguments) {
       multiply(kernels->linear_q8_0, 32, 544);
       attend(kernels);
       norm_turn_and_act(kernels);
+      select(kernels);
     }
     printf("%s:%d\n", core_cpu_variant(variant), times);
   }

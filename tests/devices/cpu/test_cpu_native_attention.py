@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from devices.cpu.native import library
-from devices.cpu.native.attention import AttentionKernels, attn_plan, kv_gather, kv_layout
+from devices.cpu.native.attention import AttentionKernels, kv_gather, kv_layout
 
 VARIANTS = library.variants()
 ROUNDOFF = 2.0**-8
@@ -60,7 +60,7 @@ def attend(s: Step, variant: str, **fixed: Any) -> tuple[torch.Tensor, torch.Ten
     kernels = AttentionKernels(variant)
     lens = torch.tensor([keys for _, keys in s.lens], dtype=torch.int32)
     starts = torch.tensor(s.starts, dtype=torch.int32)
-    plan = attn_plan(starts, lens, s.table, num_tokens=len(s.q), page_tokens=s.page, window=fixed.get("window"))
+    plan = kernels.attn_plan(starts, lens, s.table, num_tokens=len(s.q), page_tokens=s.page, window=fixed.get("window"))
     scale = s.q.shape[2] ** -0.5
     o, lse = kernels.attn_paged(s.q, pool(s, kernels), plan, scale=scale, page_tokens=s.page, want_lse=True, **fixed)
     return o, lse

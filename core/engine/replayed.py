@@ -1,0 +1,103 @@
+"""Steps in which every sequence has one token, replayed by a device that takes steps of any shape.
+
+Design. Between the kernels of a small step the host works as long as the device does. A device that can replay a step
+(`DeviceFacts.replayed_seqs`) is given those that come again and again: with one token and one draw per sequence, and
+block tables padded to few widths (`core.engine.pack`). Their forward is compiled when its shape first comes up, and so
+is drawing where that is greedy and plain. All other steps, and halves of steps, run as they are. What a device cannot
+replay runs as it is from then on, and that is said: by the plan where it is so from the start, else in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.engine.pack import DrawInput, Packer, ShapeKey, StepInput
+from core.plugin.device import CannotCompile
+
+if TYPE_CHECKING:
+    from core.engine.passes import Carry
+    from core.engine.step_function import StepFunction
+    from core.model.layers import Planes, Weights
+    from core.plugin.device import Device
+
+_log = logging.getLogger(__name__)
+Shape = tuple[int, ...]
+
+
+class ReplayedStep:
+    """As `StepFunction`; steps of up to `most` sequences with one token each are replayed.
+
+    num_replayed   halves of steps so far
+    """
+
+    def __init__(self, step: StepFunction, device: Device, most: int) -> None:
+        self._step, self._device, self._most = step, device, most
+        self._made: dict[tuple[str, Shape], Callable[..., Any]] = {}
+        self._shape: Shape | None = None  # of the step whose forward was replayed last
+        self.foretell, self.report = step.foretell, step.report
+        self.num_replayed = 0
+        self.refusal = ""
+
+    def forward(
+        self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
+    ) -> tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]:
+        found: tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]
+        self._shape = None
+        if not self._most or not x.key.is_decode(self._most):
+            return self._step.forward(w, x, last_ids, kv)
+        shape = x.key.seqs, x.key.blocks
+        found = self._run(
+            "forward", shape, self._step.forward, (3,), w, replace(x, host=None, extras=None), last_ids, kv
+        )
+        self._shape = shape if self._made["forward", shape] != self._step.forward else None
+        return found
+
+    def draw(
+        self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        if self._shape is None or not x.greedy or x.extras is not None or x.verify or grammar_LW is not None:
+            return self._step.draw(x, logits_LV, last_ids, grammar_LW)
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+        found = self._run("draw", self._shape, self._step.draw, (2,), x, logits_LV, last_ids)
+        return found
+
+    def _run(self, half: str, shape: Shape, function: Callable[..., Any], given: tuple[int, ...], *args: Any) -> Any:
+        made = self._made.get((half, shape))
+        if made is not None:
+            self.num_replayed += made != function
+            return made(*args)
+        try:
+            made = self._device.compile(function, (half, *shape), given)
+            found = made(*args)
+        except CannotCompile as error:
+            self._made[half, shape] = function
+            self.refusal = f"{half}: {error}"
+            _log.warning("steps of %d sequences with one token each are not replayed: %s", shape[0], self.refusal)
+            return function(*args)
+        self._made[half, shape] = made
+        return found
+
+    def warm_up(
+        self, packer: Packer, weights: Weights, last_ids: torch.Tensor, kv: list[list[Planes]]
+    ) -> tuple[torch.Tensor, list[list[Planes]], str]:
+        """Replay the smallest step, on padding: last_ids and kv as they are afterwards, and a note for the plan.
+
+        When the device cannot, nothing is replayed.
+        """
+        x = packer.padding(packer.decode_key(ShapeKey(1, 1, 1, 1, True, 1)))
+        logits_LV, _, _, kv = self.forward(weights, x, last_ids, kv)
+        _, last_ids, _ = self.draw(x.draws, logits_LV, last_ids)
+        if self.refusal:
+            self._most = 0
+            note = f"steps of few tokens are not replayed, they run kernel by kernel: {self.refusal}"
+        else:
+            note = (
+                f"steps of up to {self._most} sequences with one token each are replayed by the device; others run "
+                "kernel by kernel, and so do draws that are not greedy or ask for more"
+            )
+        return last_ids, kv, note
