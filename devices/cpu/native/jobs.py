@@ -42,7 +42,7 @@ class Norm(ctypes.Structure):
 
     _fields_ = (
         ("x", POINTER),
-        ("x_stride", INT),
+        *((name, INT) for name in ("x_stride", "inner", "group_stride")),
         *((name, POINTER) for name in ("residual", "w", "y")),
         *((name, INT) for name in ("rows", "columns")),
         ("eps", ctypes.c_float),

@@ -39,9 +39,10 @@ struct KVWrite {
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w by rows. With a residual, x + residual takes its place and is normed.
+// Rows of x lie x_stride apart, and groups of `inner` rows group_stride.
 struct Norm {
   const uint16_t* x;
-  int64_t x_stride;
+  int64_t x_stride, inner, group_stride;
   uint16_t* residual;  // [rows, columns], or null
   const uint16_t* w;
   uint16_t* y;  // [rows, columns]

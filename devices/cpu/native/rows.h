@@ -18,7 +18,7 @@ void for_rows(const Job& job, int64_t columns) {
 inline int lanes_from(int64_t at, int64_t size) { return static_cast<int>(size - at < LANES ? size - at : LANES); }
 
 inline void norm_row(const Norm& job, int64_t row) {
-  const uint16_t* x = job.x + row * job.x_stride;
+  const uint16_t* x = job.x + row / job.inner * job.group_stride + row % job.inner * job.x_stride;
   uint16_t* y = job.y + row * job.columns;
   Simd::Vector squares = Simd::zero();
   if (job.residual) {

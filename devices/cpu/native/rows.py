@@ -18,7 +18,7 @@ class RowKernels:
 
     def rms_norm(self, x: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
         """The norm of x [..., K] times w [K]."""
-        rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
+        rows = x if x.dim() in (2, 3) and x.stride(-1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
         y = calls.empty(x.shape, x.dtype)
         self._call_norm(rows, None, w, y, eps)
         return y
@@ -55,6 +55,10 @@ class RowKernels:
     def _call_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, w: torch.Tensor, y: torch.Tensor, eps: float
     ) -> None:
+        """x is [..., K] of two or three dimensions, with numbers of a row side by side."""
         of_residual, w = None if residual is None else residual.data_ptr(), w.contiguous()
-        job = jobs.Norm(x.data_ptr(), x.stride(0), of_residual, w.data_ptr(), y.data_ptr(), *x.shape, eps)
+        inner = x.shape[-2]
+        rows, groups = (inner, 0) if x.dim() == 2 else (x.shape[0] * inner, x.stride(0))
+        places = x.data_ptr(), x.stride(-2), max(1, inner), groups
+        job = jobs.Norm(*places, of_residual, w.data_ptr(), y.data_ptr(), rows, x.shape[-1], eps)
         calls.call(self._norm, job)

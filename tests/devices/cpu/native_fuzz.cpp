@@ -86,7 +86,8 @@ static void norm_turn_and_act(const Kernels* kernels) {
   const int64_t rows = size(200), columns = size(700), heads = size(5), half = size(70);
   const auto x = numbers(rows * 2 * columns), w = numbers(columns), cos_sin = numbers(rows * 2 * half);
   auto residual = numbers(rows * columns), y = numbers(rows * columns), turned = numbers(rows * heads * 2 * half);
-  kernels->norm({x.data(), 2 * columns, rand() % 2 ? residual.data() : nullptr, w.data(), y.data(), rows, columns, 1e-5f});
+  const int64_t inner = size(rows);  // groups with nothing between them
+  kernels->norm({x.data(), 2 * columns, inner, 2 * columns * inner, rand() % 2 ? residual.data() : nullptr, w.data(), y.data(), rows, columns, 1e-5f});
   kernels->rope({turned.data(), heads * 2 * half, 2 * half, cos_sin.data(), rows, heads, half});
   kernels->act_mul({x.data(), 2 * columns, y.data(), rows, columns, rand() % 2});
 }
