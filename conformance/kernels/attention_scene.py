@@ -20,7 +20,7 @@ import torch
 from conformance.draw import Draw
 from conformance.kernels.pool import WRITE_TOKENS
 from conformance.target import Bench
-from core.engine.pack import HostLengths
+from core.engine.step_input import HostLengths
 from core.kernels.dtypes import DTYPE_NAMES
 
 Ints = npt.NDArray[np.int64]

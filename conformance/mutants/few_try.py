@@ -13,7 +13,7 @@ import torch
 
 from conformance.mutants.attention_plain import PLAIN, Plan, plain_plan
 from conformance.mutants.mutant import cheat, wrong
-from core.engine.pack import HostLengths
+from core.engine.step_input import HostLengths
 from core.kernels.reference import attention, comm, dense, kv, sampling
 from core.kernels.row import Kernel
 from core.plugin.device import Event

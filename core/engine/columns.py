@@ -124,7 +124,7 @@ class Columns:
             out[end - self.num_drafts[i] : end] = self.drafts[i]
 
     def _fill_ahead(self, out: dict[str, Ints], num_ahead: int) -> None:
-        """Where ids that follow each token are from. See `core.engine.pack.AheadInput`."""
+        """Where ids that follow each token are from. See `core.engine.step_input.AheadInput`."""
         draws = self.logit_tokens[: len(self.items)]
         out["ahead_rows"][:] = 0
         out["ahead_rows"][draws] = self.output_rows[: len(self.items)]

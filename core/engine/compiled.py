@@ -18,7 +18,8 @@ import torch
 
 from core.clock import SYSTEM
 from core.engine.columns import FULL_SORT
-from core.engine.pack import DrawInput, Packer, ShapeKey, StepInput
+from core.engine.pack import Packer
+from core.engine.step_input import DrawInput, ShapeKey, StepInput
 from core.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from core.engine.pack import StepInput
 from core.engine.passes import Carry, Passes
+from core.engine.step_input import StepInput
 from core.kernels.bind import KernelSet
 from core.kernels.row import Kernel
 from core.kv.groups import KVGroup

@@ -13,7 +13,7 @@ Legend: T tokens, S sequences, L logit rows, B pages in a block table, g KV grou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -21,9 +21,11 @@ import numpy as np
 import torch
 
 from core.engine.columns import FULL_SORT, Columns
-from core.engine.extras import Extras, ExtrasPacker
+from core.engine.decode_columns import DecodeColumns
+from core.engine.extras import ExtrasPacker
 from core.engine.rows import Ints, Rows
 from core.engine.step import StepPlan
+from core.engine.step_input import AheadInput, HostLengths, ShapeKey, StepInput, VerifyInput
 from core.errors import DeviceError
 from core.plugin.device import Device, Event
 from core.plugin.facts import ShapePolicy
@@ -32,106 +34,6 @@ LEAST_BLOCKS = 16
 """Width of the narrowest block table of a step that is replayed."""
 
 Words = TypeVar("Words", Ints, torch.Tensor)
-
-
-class ShapeKey(NamedTuple):
-    """Everything that fixes the shapes and the path of a step."""
-
-    tokens: int
-    seqs: int
-    blocks: int
-    logits: int
-    greedy: bool
-    top_k_max: int
-
-    def is_decode(self, most: int) -> bool:
-        """Whether it is of up to `most` sequences, each with one token and one draw."""
-        return self.tokens == self.seqs == self.logits <= most
-
-
-@dataclass(frozen=True)
-class HostLengths:
-    """Lengths as the host knows them: exact, or upper bounds."""
-
-    query_lens: Ints
-    kv_lens: Ints
-    exact: bool
-
-
-@dataclass(frozen=True)
-class VerifyInput:
-    """What tells which drafts were right; int32. There is a row for each item that draws, K is the most drafts."""
-
-    draft_ids: torch.Tensor  # L, K: -1 pads
-    drawn_rows: torch.Tensor  # L, K + 1: row of last_ids for each id drawn; 0 pads
-    kept_rows: torch.Tensor  # L: row for the last id that counts
-
-
-@dataclass(frozen=True)
-class DrawInput:
-    """What the drawing half of a step reads beside logits: its shapes follow from the number of logit rows alone."""
-
-    greedy: bool
-    top_k_max: int
-    output_rows: torch.Tensor
-    counter: torch.Tensor
-    top_k: torch.Tensor
-    seed: torch.Tensor
-    temperature: torch.Tensor
-    top_p: torch.Tensor
-    extras: Extras | None
-    verify: VerifyInput | None
-
-
-@dataclass(frozen=True)
-class AheadInput:
-    """Where pass k finds the id k tokens after each token; all int32 of T.
-
-    known   per pass: the id, where a chunk of a prompt ends, or where the first token of a text stays in its place
-    shift   the next token of the same sequence: the id is what the pass before had there; 0: it is not
-    rows    row of the table of ids drawn, or for later passes of those that the pass before foretold; 0: neither
-    """
-
-    known: tuple[torch.Tensor, ...]
-    shift: torch.Tensor
-    rows: torch.Tensor
-
-
-@dataclass(frozen=True)
-class StepInput:
-    """Tensors of a step on the device; int32 unless said.
-
-    query_starts_S1 is padded with the real token count, so padding tokens belong to no sequence; other padding is 0,
-    -1 for slots, and 1 for top_p. Row 0 of last_ids and page 0 are null.
-    """
-
-    key: ShapeKey
-    token_ids: torch.Tensor  # T
-    positions: torch.Tensor  # T
-    source_rows: torch.Tensor  # T: row of last_ids to take the id from; 0: token_ids has it
-    query_starts: torch.Tensor  # S + 1
-    kv_lens: torch.Tensor  # S
-    logit_rows: torch.Tensor  # L: token whose logits are wanted
-    output_rows: torch.Tensor  # L: row of last_ids for the id drawn: with drafts, one past those of sequences
-    counter: torch.Tensor  # L: position of the id drawn
-    top_k: torch.Tensor  # L
-    seed: torch.Tensor  # L, 2
-    temperature: torch.Tensor  # L float32
-    top_p: torch.Tensor  # L float32
-    slots: tuple[torch.Tensor, ...]  # per g: T
-    block_tables: tuple[torch.Tensor, ...]  # per g: S, B
-    host: HostLengths | None  # None for a compiled step: it is not of one step alone
-    extras: Extras | None  # what only some requests ask of their draws
-    ahead: AheadInput | None  # for what foretells
-    verify: VerifyInput | None  # for drafts
-
-    @property
-    def draws(self) -> DrawInput:
-        """The part for drawing."""
-        return DrawInput(
-            self.key.greedy, self.key.top_k_max, self.output_rows, self.counter, self.top_k, self.seed,
-            self.temperature, self.top_p, self.extras, self.verify,
-        )  # fmt: skip
 
 
 class _Buffer(NamedTuple):
@@ -211,7 +113,8 @@ class Packer:
 
     def pack(self, plan: StepPlan) -> StepInput:
         """Fill the next host buffer and start its copy; work launched from now on sees it."""
-        batch = Columns(plan, self._rows, self._page)
+        few = self._shapes.dynamic and not self._num_ahead and DecodeColumns.fits(plan)
+        batch = (DecodeColumns if few else Columns)(plan, self._rows, self._page)
         return self._pack(batch, self._key(batch), bool(plan.masked))
 
     def _pack(self, batch: Columns, key: ShapeKey, masked: bool) -> StepInput:
@@ -259,19 +162,23 @@ class Packer:
         return self._extras.most_logprobs
 
     def _key(self, batch: Columns) -> ShapeKey:
-        shapes, num_logits = self._shapes, max(1, len(batch.logit_rows))
+        num_logits = max(1, len(batch.logit_rows))
+        top_k_max = 1 if batch.greedy else batch.top_k_max
+        if self._shapes.dynamic:
+            sizes = batch.num_tokens, len(batch.rows), batch.num_blocks, num_logits
+            key = ShapeKey(*sizes, batch.greedy, top_k_max)
+            return self.decode_key(key) if key.is_decode(self._replayed_seqs) else key
+        shapes = self._shapes
         # Where shapes are compiled, few are better than small ones: as many logit rows as sequences, and full sorts.
         num_seqs = max(len(batch.rows), num_logits if shapes.seqs else 0)
-        top_k_max = batch.top_k_max if shapes.dynamic else FULL_SORT
-        key = ShapeKey(
+        return ShapeKey(
             _up(batch.num_tokens, shapes.tokens, "tokens"),
             _up(num_seqs, shapes.seqs, "sequences"),
             _up(batch.num_blocks, shapes.blocks, "blocks"),
             _up(num_seqs if shapes.seqs else num_logits, shapes.seqs, "sequences"),
             batch.greedy,
-            1 if batch.greedy else top_k_max,
+            1 if batch.greedy else FULL_SORT,
         )
-        return self.decode_key(key) if key.is_decode(self._replayed_seqs) else key
 
     def decode_key(self, key: ShapeKey) -> ShapeKey:
         """With block tables of one of few widths: LEAST_BLOCKS, doubled as often as it takes."""
@@ -332,6 +239,8 @@ def _step_input(views: dict[str, torch.Tensor], key: ShapeKey, num_groups: int) 
 
 
 def _padded(values: Ints, size: int) -> Ints:
+    if len(values) == size:
+        return values
     out = np.zeros(size, np.int32)
     out[: len(values)] = values
     return out

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from core.engine.pack import StepInput
+from core.engine.step_input import StepInput
 from core.kv.groups import KVGroup, Place
 from core.model.layers import Builder, LogitRows, Model, Planes, Weights
 from core.model.mtp import DraftHeads

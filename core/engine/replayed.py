@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.engine.pack import DrawInput, Packer, ShapeKey, StepInput
+from core.engine.pack import Packer
+from core.engine.step_input import DrawInput, ShapeKey, StepInput
 from core.plugin.device import CannotCompile
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ReplayedStep:
     def __init__(self, step: StepFunction, device: Device, most: int) -> None:
         self._step, self._device, self._most = step, device, most
         self._made: dict[tuple[str, Shape], Callable[..., Any]] = {}
+        self._inputs: dict[Shape, StepInput] = {}
         self._shape: Shape | None = None  # of the step whose forward was replayed last
         self.foretell, self.report = step.foretell, step.report
         self.num_replayed = 0
@@ -51,11 +53,16 @@ class ReplayedStep:
         if not self._most or not x.key.is_decode(self._most):
             return self._step.forward(w, x, last_ids, kv)
         shape = x.key.seqs, x.key.blocks
-        found = self._run(
-            "forward", shape, self._step.forward, (3,), w, replace(x, host=None, extras=None), last_ids, kv
-        )
+        found = self._run("forward", shape, self._step.forward, (3,), w, self._bare(shape, x), last_ids, kv)
         self._shape = shape if self._made["forward", shape] != self._step.forward else None
         return found
+
+    def _bare(self, shape: Shape, x: StepInput) -> StepInput:
+        """Without what is of one step alone; the packer gives the same tensors for a shape each time."""
+        bare = self._inputs.get(shape)
+        if bare is None or bare.token_ids is not x.token_ids:
+            bare = self._inputs[shape] = replace(x, host=None, extras=None)
+        return bare
 
     def draw(
         self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None

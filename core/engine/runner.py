@@ -14,12 +14,13 @@ from core.clock import SYSTEM
 from core.engine.canonical import Canonical
 from core.engine.compiled import CompiledStep, Compiles, warm_up
 from core.engine.flight import Beside, Flight, Foretold, Reported, Wanted
-from core.engine.pack import Packer, StepInput
+from core.engine.pack import Packer
 from core.engine.passes import Carry
 from core.engine.replayed import ReplayedStep
 from core.engine.rows import Rows
 from core.engine.step import StepDropped, StepPlan
 from core.engine.step_function import StepFunction
+from core.engine.step_input import StepInput
 from core.engine.transfers import Transfers
 from core.model.layers import Planes, Weights
 from core.plan import Plan

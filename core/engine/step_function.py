@@ -12,8 +12,8 @@ import torch
 
 from core.engine.flight import Reported
 from core.engine.foretell import Foretell, attention_plan
-from core.engine.pack import DrawInput, StepInput, VerifyInput
 from core.engine.passes import Carry
+from core.engine.step_input import DrawInput, StepInput, VerifyInput
 from core.kernels.bind import KernelSet
 from core.kv.groups import KVGroup
 from core.model.layers import Model, Planes, Weights

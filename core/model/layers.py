@@ -108,7 +108,7 @@ class Builder:
 
 
 class StepView(Protocol):
-    """What a model reads of a step (`core.engine.pack.StepInput`)."""
+    """What a model reads of a step (`core.engine.step_input.StepInput`)."""
 
     @property
     def positions(self) -> torch.Tensor: ...

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from core.engine.build import Assembly
-from core.engine.pack import HostLengths
+from core.engine.step_input import HostLengths
 from core.kernels.dtypes import TORCH_DTYPES
 from core.model.load import Loader
 from core.model.mtp import check_family

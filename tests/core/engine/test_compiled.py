@@ -17,9 +17,9 @@ from core.config import EngineConfig
 from core.engine.columns import Columns
 from core.engine.engine import Engine
 from core.engine.extras import ExtrasPacker
-from core.engine.pack import ShapeKey
 from core.engine.rows import Rows
 from core.engine.step import NewSequence, StepPlan
+from core.engine.step_input import ShapeKey
 from core.errors import DeviceError
 from core.plugin import Event
 from core.plugin.facts import ShapePolicy

@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.engine.pack import Packer, ShapeKey, StepInput
+from core.engine.columns import Columns
+from core.engine.decode_columns import DecodeColumns
+from core.engine.pack import LEAST_BLOCKS, Packer, _fields, _views
 from core.engine.rows import Rows
 from core.engine.step import NewSequence, StepPlan
+from core.engine.step_input import ShapeKey, StepInput
 from core.errors import DeviceError
 from core.plugin import Device, DeviceFacts, Event, Memory, ShapePolicy
 from core.request import Request
@@ -287,6 +292,67 @@ def test_every_field_of_every_step(seed: int, num_groups: int, shapes: ShapePoli
         twin.apply(plan)
         rows.apply(plan)
         check(packer.pack(plan), plan, twin)
+
+
+def decode(rng: random.Random, num: int, num_groups: int) -> tuple[Rows, StepPlan]:
+    """Sequences with one token each, which is known to the host of some of them."""
+    rows = Rows(NUM_ROWS + 1, 8, num_groups)
+    plan = StepPlan([], [], [], [1] * num, [True] * num, [], [False] * num, [])
+    for row in rng.sample(range(1, NUM_ROWS + 1), num):
+        known = rng.randint(1, 8 * PAGE - 1)
+        tables = [[rng.randint(1, 99) for _ in range(8)] for _ in range(num_groups)]
+        sampling = {"temperature": rng.choice([0.0, 0.7]), "top_k": rng.randint(-1, 9), "top_p": rng.choice([0.5, 1.0])}
+        ids = [rng.randrange(1000) for _ in range(known)]
+        plan.new.append(new_sequence(row, ids, tables, seed=rng.getrandbits(64), **sampling))
+        plan.rows.append(row)
+        plan.starts.append(known - rng.randint(0, 1))
+    rows.apply(plan)
+    return rows, plan
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_columns_of_decoding_are_the_columns(seed: int) -> None:
+    """Made with fewer calls."""
+    rng = random.Random(seed)
+    rows, plan = decode(rng, rng.randint(1, NUM_ROWS), 1 + seed % 2)
+    assert DecodeColumns.fits(plan)
+    few, usual = DecodeColumns(plan, rows, PAGE), Columns(plan, rows, PAGE)
+    names = {name for name in vars(usual) if not name.startswith("_")}
+    assert names <= set(vars(few))
+    for name in names:
+        assert np.array_equal(getattr(few, name), getattr(usual, name)), name
+    assert few.top_k_max == usual.top_k_max
+    filled = []
+    for columns in (few, usual):
+        fields = _fields(ShapeKey(*[len(plan.rows)] * 2, 8, len(plan.rows), True, 1), len(rows.tables), 0)
+        words = np.full(sum(size for _, size in fields), 77, np.int32)
+        columns.fill(_views(words, fields), len(plan.rows), 8, 0, False)
+        filled.append(words)
+    assert np.array_equal(*filled)
+
+
+@pytest.mark.parametrize(
+    "change", [{"counts": [2, 1]}, {"samples": [True, False]}, {"scores": [True, False]}, {"drafts": [[], [5]]}]
+)
+def test_other_plans_do_not_fit(change: dict[str, Any]) -> None:
+    _, plan = decode(random.Random(1), 2, 1)
+    assert DecodeColumns.fits(plan)
+    assert not DecodeColumns.fits(msgspec.structs.replace(plan, **change))
+    assert not DecodeColumns.fits(msgspec.structs.replace(plan, rows=[], starts=[], counts=[], samples=[], scores=[]))
+
+
+def test_tables_of_steps_that_are_replayed_have_few_widths() -> None:
+    for num, replayed in ((1, 4), (4, 4), (5, 4), (1, 0)):
+        _, plan = decode(random.Random(num), num, 1)
+        wide = Rows(NUM_ROWS + 1, 40, 1)
+        wide.apply(plan)
+        x = make(wide, ShapePolicy(), max_blocks=40, replayed_seqs=replayed).pack(plan)
+        used = max(plan.starts) // PAGE + 1
+        assert x.key.blocks == (LEAST_BLOCKS if num <= replayed else used)
+        assert x.block_tables[0][:, :used].tolist() == wide.tables[0][plan.rows, :used].tolist()
+    packer = make(wide, ShapePolicy(), max_blocks=40, replayed_seqs=4)
+    keys = [packer.decode_key(ShapeKey(1, 1, blocks, 1, True, 1)).blocks for blocks in (1, 16, 17, 32, 33, 40)]
+    assert keys == [16, 16, 32, 32, 40, 40]
 
 
 def one(row: int = 1, ids: int = 6, pages: int = 2, **sampling: Any) -> NewSequence:

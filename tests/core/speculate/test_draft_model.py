@@ -12,8 +12,8 @@ import torch
 
 from core import LLM, ConfigError, EngineConfig, RequestError, SamplingParams
 from core.engine.build import assemble, describe
-from core.engine.pack import StepInput
 from core.engine.passes import Carry, ModelPasses, Passed
+from core.engine.step_input import StepInput
 from core.kv.groups import KVGroup
 from core.speculate.choice import MODEL_DRAFTS, ModelChoice, parse_speculative
 from core.speculate.following import Following
