@@ -36,7 +36,7 @@ def write_weights(folder: Path) -> Path:
 
 
 def refused(*args: str) -> str:
-    done = run_core("serve", *args, "--port", "0", timeout_s=60)
+    done = run_core("serve", *args, "--port", "0")
     lines = done.stderr.splitlines()
     assert done.returncode == 2, done.stderr
     assert lines[-1].startswith("error: ")
@@ -109,7 +109,7 @@ def test_no_room_for_one_sequence() -> None:
 
 def test_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = run_core("serve", "--device", "null", "--port", str(taken.getsockname()[1]), timeout_s=60)
+        done = run_core("serve", "--device", "null", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 2
     assert "--port" in done.stderr.splitlines()[-1]
 
