@@ -65,9 +65,11 @@ class Result:
         return min(self.tokens_per_s), max(self.tokens_per_s)
 
 
-def cases(batch_sizes: Sequence[int], input_len: int, output_len: int, prefill_lens: Sequence[int]) -> list[Case]:
+def cases(
+    batch_sizes: Sequence[int], input_lens: Sequence[int], output_len: int, prefill_lens: Sequence[int]
+) -> list[Case]:
     """The decode cases, then the prefill cases."""
-    decode = [Case("decode", size, input_len, output_len) for size in batch_sizes]
+    decode = [Case("decode", size, length, output_len) for length in input_lens for size in batch_sizes]
     return decode + [Case("prefill", 1, length, 1) for length in prefill_lens]
 
 

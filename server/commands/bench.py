@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.commands import bench_peers, bench_serve, bench_spec
+from server.commands import bench_peers, bench_serve, bench_spec, bench_start
 from server.commands.options import engine_config, parse_count, with_engine, with_options
 from server.commands.static_cases import static_cases
 
@@ -16,6 +16,7 @@ app = typer.Typer(help="Measure speed: in this process, or of a server.")
 app.command("serve")(bench_serve.serve)
 app.command("peers")(bench_peers.peers)
 app.command("spec")(bench_spec.spec)
+app.command("start")(bench_start.start)
 
 
 @app.command("latency")

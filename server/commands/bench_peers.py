@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,6 +22,10 @@ def peers(
     peer: Annotated[
         list[str], typer.Option(metavar="NAME=PYTHON", help="A peer and the interpreter that has it; repeatable.")
     ],
+    packed_type: Annotated[
+        Literal["Q4_0", "Q4_1", "Q8_0"] | None,
+        typer.Option(help="With --weights packed: matrices of a GGUF model in this type. Default: as they are stored."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of each engine. Default: what torch takes here.")] = None,
     num_iters: Annotated[int, typer.Option(min=3, help="Rounds, after one to warm up.")] = 3,
     time_limit: Annotated[float, typer.Option(min=1, help="Seconds for a peer to open, and for each run.")] = 1800,
@@ -33,7 +37,7 @@ def peers(
     from server.peers.weights import check
 
     asked = parse_peers(peer)
-    check(config, asked)
+    check(config, asked, packed_type)
     if out is not None:
         make_folder(out)
     if threads is not None:
@@ -43,7 +47,7 @@ def peers(
     from server.show import log, print_json
     from server.show import out as screen
 
-    report: Report = run(config, wanted, num_iters, asked, out, time_limit)
+    report: Report = run(config, wanted, num_iters, asked, out, time_limit, packed_type)
     if out is not None:
         report.write(out)
     if as_json:

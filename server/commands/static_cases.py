@@ -11,14 +11,21 @@ if TYPE_CHECKING:
 
 BATCH_SIZES = [1, 8, 32]
 PREFILL_LENS = [512, 2048]
+INPUT_LENS = [128]
 
 
 def static_cases(
-    batch_size: Annotated[list[int], typer.Option(help="Sequences that decode together; repeatable.")] = BATCH_SIZES,
-    input_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens before decoding.")] = 128,
+    batch_size: Annotated[
+        list[int], typer.Option(min=1, help="Sequences that decode together; repeatable.")
+    ] = BATCH_SIZES,
+    input_len: Annotated[
+        list[int], typer.Option(parser=parse_count, metavar="N", help="Tokens before decoding; repeatable.")
+    ] = INPUT_LENS,
     output_len: Annotated[int, typer.Option(parser=parse_count, metavar="N", help="Tokens to decode.")] = 64,
-    prefill_len: Annotated[list[int], typer.Option(help="Prompt lengths to prefill; repeatable.")] = PREFILL_LENS,
+    prefill_len: Annotated[
+        list[int], typer.Option(min=0, help="Prompt lengths to prefill; repeatable; 0: none.")
+    ] = PREFILL_LENS,
 ) -> "list[Case]":
     from server.measure import cases
 
-    return cases(batch_size, input_len, output_len, prefill_len)
+    return cases(batch_size, input_len, output_len, [length for length in prefill_len if length])

@@ -19,11 +19,13 @@ class Kind:
 
     script     scripts/{script}_peer.py runs in the peer's environment
     gguf       reads a GGUF file, else a Hugging Face folder
+    preload    a library that it asks to be loaded before all else, by its linker name: it is where the system has it
     settings   handed to the script
     """
 
     script: str
     gguf: bool = False
+    preload: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -32,8 +34,8 @@ KINDS = {
     "llama.cpp-no-flash": Kind("llama_cpp", gguf=True, settings={"flash_attention": "off"}),
     "openvino": Kind("openvino"),
     "transformers": Kind("transformers"),
-    "vllm": Kind("vllm", settings={"execution": "compiled"}),
-    "vllm-eager": Kind("vllm", settings={"execution": "eager"}),
+    "vllm": Kind("vllm", preload="tcmalloc_minimal", settings={"execution": "compiled"}),
+    "vllm-eager": Kind("vllm", preload="tcmalloc_minimal", settings={"execution": "eager"}),
 }
 
 

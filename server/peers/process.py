@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from ctypes.util import find_library
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,6 +45,8 @@ class PeerProcess:
         self._unread = b""
         environment = {name: value for name, value in os.environ.items() if name not in NOT_HANDED_ON}
         environment |= {"OMP_NUM_THREADS": str(asked["threads"]), "HF_HUB_OFFLINE": "1"}
+        if peer.kind.preload and (library := find_library(peer.kind.preload)):
+            environment["LD_PRELOAD"] = library  # others are not to have it: OpenVINO dies of tcmalloc
         self._process = _start(peer, log, environment)
         assert self._process.stdin is not None
         assert self._process.stdout is not None

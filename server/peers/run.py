@@ -1,18 +1,22 @@
 """The run of `core bench peers`: the machine's limits before and after, and the comparison in between."""
 
 import os
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import torch
 
 from core.config import EngineConfig
+from core.engine.models import find_model, read_config
 from server.compare import compare
 from server.measure import Case
-from server.models import open_model
 from server.peers.kinds import Peer
 from server.peers.limits import bound, measure_limits, sizes
 from server.peers.report import Report
+from server.peers.weights import requantise
 
 VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "OPENBLAS_", "MALLOC_", "LD_PRELOAD")
 
@@ -24,19 +28,44 @@ def run(
     peers: Sequence[Peer],
     logs: Path | None,
     time_limit_s: float,
+    packed_type: str | None = None,
 ) -> Report:
-    """Everything is measured. Raises: ConfigError for a peer that does not open, ends, or takes too long."""
+    """Everything is measured. Raises: ConfigError for a peer that does not open, ends, or takes too long.
+
+    packed_type   with config.weights "packed": the GGUF type in which all have the matrices; None: as they are stored
+    """
+    name = config.model
+    with ExitStack() as opened:
+        if packed_type is not None:
+            scratch = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+            config = msgspec.structs.replace(config, model=str(requantise(name, packed_type, scratch)))
+        return _measure(config, name, wanted, repetitions, peers, logs, time_limit_s, packed_type)
+
+
+def _measure(
+    config: EngineConfig,
+    name: str,
+    wanted: Sequence[Case],
+    repetitions: int,
+    peers: Sequence[Peer],
+    logs: Path | None,
+    time_limit_s: float,
+    packed_type: str | None,
+) -> Report:
     packed = config.weights == "packed"
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     limits = measure_limits(dtype)
     comparison = compare(config, wanted, repetitions, peers, logs, time_limit_s)
-    for name, rates in measure_limits(dtype).items():
-        limits[name] += rates
-    model = sizes(open_model(config.model), None if packed else getattr(torch, dtype).itemsize)
+    for limit, rates in measure_limits(dtype).items():
+        limits[limit] += rates
+    source, spec = find_model(config.model)
+    groups = read_config(source, spec, config.max_model_len).kv_groups
+    element_bytes = getattr(torch, dtype).itemsize
+    model = sizes(source, None if packed else element_bytes, groups, element_bytes)
     matmul = "int8" if packed else dtype
     return Report(
-        model=config.model,
-        weights="packed" if packed else dtype,
+        model=name,
+        weights=" ".join(filter(None, ("packed", packed_type))) if packed else dtype,
         threads=torch.get_num_threads(),
         environment={name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
         limits=limits,

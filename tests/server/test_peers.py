@@ -21,6 +21,7 @@ from processes import run_core, run_here
 from scripted_peer import FIRST_S, STEP_S, interpreter
 
 from core.errors import ConfigError
+from core.kv.groups import KVGroup
 from server.compare import Comparison
 from server.measure import Case, Result, measure
 from server.models import open_model
@@ -206,9 +207,8 @@ def test_scripts_import_nothing_of_ours() -> None:
         assert not ours & {name.partition(".")[0] for name in names}
 
 
-def test_gguf_has_the_same_values(tmp_path: Path) -> None:
-    """Matrices as they are rounded anywhere else, what else there is rounded, too, and all of the metadata."""
-    stored, out = tmp_path / "stored.gguf", tmp_path / "out.gguf"
+def write_q4_1(stored: Path) -> None:
+    """A GGUF file with a matrix in Q4_1, a norm, and some metadata."""
     values = {"blk.0.ffn_up.weight": np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)}
     values["output_norm.weight"] = values["blk.0.ffn_up.weight"][0].copy()
     writer = gguf.GGUFWriter(stored, "llama")
@@ -222,6 +222,12 @@ def test_gguf_has_the_same_values(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_gguf_has_the_same_values(tmp_path: Path) -> None:
+    """Matrices as they are rounded anywhere else, what else there is rounded, too, and all of the metadata."""
+    stored, out = tmp_path / "stored.gguf", tmp_path / "out.gguf"
+    write_q4_1(stored)
     write_gguf(stored, out, "bfloat16")
     before, after = gguf.GGUFReader(stored), gguf.GGUFReader(out)
     assert after.fields["llama.context_length"].contents() == 77
@@ -233,6 +239,20 @@ def test_gguf_has_the_same_values(tmp_path: Path) -> None:
     assert [t.tensor_type.name for t in after.tensors] == ["BF16", "F32"]
 
 
+def test_gguf_packed_anew(tmp_path: Path) -> None:
+    """Matrices in the type that is asked, and the rest as it was."""
+    stored, out = tmp_path / "stored.gguf", tmp_path / "out.gguf"
+    write_q4_1(stored)
+    write_gguf(stored, out, "Q8_0")
+    before, after = gguf.GGUFReader(stored), gguf.GGUFReader(out)
+    assert after.fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q8_0
+    assert [t.tensor_type.name for t in after.tensors] == ["Q8_0", "F32"]
+    [matrix, norm], [wanted, same] = after.tensors, before.tensors
+    values = gguf.dequantize(wanted.data, wanted.tensor_type)
+    assert np.abs(gguf.dequantize(matrix.data, matrix.tensor_type) - values).max() < np.abs(values).max() / 127
+    assert np.array_equal(norm.data, same.data)
+
+
 def test_bounds() -> None:
     """By hand: a step reads 8 GB at 2 GB/s; 3 multiplications and additions for each token at 12e9 operations."""
     limits = {"read": [1.0, 2.0, 9.0], "bfloat16": [24.0, 12.0, 6.0]}
@@ -242,12 +262,22 @@ def test_bounds() -> None:
     assert bound(Case("prefill", 1, 512, 1), limits, model, "bfloat16") == 3
 
 
+def test_bounds_count_what_is_cached() -> None:
+    """By hand: beside 8 GB of weights, 1 MB for each of 1000 tokens of 8 sequences, of which a window keeps 100."""
+    limits = {"read": [1.0], "bfloat16": [1e6]}
+    groups = (KVGroup(num_layers=5, num_kv_heads=50, head_size=1000), KVGroup(5, 50, 1000, retain=100))
+    model = Sizes(1, 1, 8_000_000_000, groups)
+    assert model.kv_bytes(1000) == 1_000_000_000 + 100_000_000
+    assert bound(Case("decode", 8, 1000, 64), limits, model, "bfloat16") == 8 / (8 + 8 * 1.1)
+
+
 def test_sizes_are_those_of_the_checkpoint(tiny_llama_dir: Path) -> None:
     """Embeddings are looked up, not multiplied with; norms are no matrices."""
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
     source = open_model(str(tiny_llama_dir))
-    assert sizes(source, 2) == Sizes(3 * layer, 384 * 64, 2 * (3 * layer + 384 * 64))
-    assert sizes(source, None).step_bytes == source.size_bytes
+    groups = (KVGroup(3, 2, 16),)
+    assert sizes(source, 2, groups, 4) == Sizes(3 * layer, 384 * 64, 2 * (3 * layer + 384 * 64), groups, 4)
+    assert sizes(source, None, groups, 4).step_bytes == source.size_bytes
 
 
 def test_limits_are_rates() -> None:
@@ -310,6 +340,8 @@ def test_the_command(tiny_llama_dir: Path, tmp_path: Path) -> None:
     [
         (["--peer", "llama.cpp=/bin/sh"], ["llama.cpp", ".gguf"]),
         (["--peer", "transformers=/bin/sh", "--weights", "packed"], ["transformers", "packed"]),
+        (["--peer", "transformers=/bin/sh", "--packed-type", "Q8_0"], ["--packed-type Q8_0", "--weights packed"]),
+        (["--peer", "llama.cpp=/bin/sh", "--packed-type", "Q8_0", "--weights", "packed"], ["--packed-type", ".gguf"]),
         (["--peer", "transformers=/bin/sh", "--out", "."], ["--out", "empty"]),
         (["--peer", "transformers=/bin/sh", "--num-iters", "2"], ["num-iters", "3"]),
         ([], ["--peer"]),
