@@ -3,7 +3,9 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ from core.engine.models import find_model, read_config
 from server.compare import compare
 from server.measure import Case
 from server.peers.kinds import Peer
-from server.peers.limits import bound, measure_limits, sizes
+from server.peers.limits import Limits, bound, measure_limits, sizes
 from server.peers.report import Report
 from server.peers.weights import requantise
 
@@ -54,9 +56,9 @@ def _measure(
 ) -> Report:
     packed = config.weights == "packed"
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    limits = measure_limits(dtype)
+    limits = _limits(dtype)
     comparison = compare(config, wanted, repetitions, peers, logs, time_limit_s)
-    for limit, rates in measure_limits(dtype).items():
+    for limit, rates in _limits(dtype).items():
         limits[limit] += rates
     source, spec = find_model(config.model)
     groups = read_config(source, spec, config.max_model_len).kv_groups
@@ -72,3 +74,10 @@ def _measure(
         bounds=[bound(case, limits, model, matmul) for case in wanted],
         comparison=comparison,
     )
+
+
+def _limits(dtype: str) -> Limits:
+    """In a process of its own: torch's threads for this one would stay beside those of core's launch thread, and where
+    there are more threads than processors, OpenMP's let go of the processor at once. It would slow down core alone."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(measure_limits, dtype).result()
