@@ -15,6 +15,7 @@ _MOST = 4096
 _UP = np.arange(_MOST + 1, dtype=np.int32)
 _ONES, _ZEROS = np.ones(_MOST, np.int32), np.zeros(_MOST, np.int32)
 _TRUE = np.ones(_MOST, bool)
+_ITEMS, _PLACES = np.arange(_MOST), np.zeros(_MOST, np.int64)
 
 
 class DecodeColumns(Columns):
@@ -30,8 +31,9 @@ class DecodeColumns(Columns):
         self.num_tokens = num
         self.num_blocks = max(plan.starts) // page_tokens + 1
         self.drafts = plan.drafts
-        self.items = self.logit_tokens = _UP[:num]
-        self.num_drafts = self.places = self.targets = _ZEROS[:num]
+        self.items, self.places = _ITEMS[:num], _PLACES[:num]
+        self.logit_tokens = _UP[:num]
+        self.num_drafts = self.targets = _ZEROS[:num]
         self.logit_rows = self.output_rows = self.rows
         self.counters = self.kv_lens
         # Of one row, a slice is a view.
