@@ -252,7 +252,7 @@ class Scheduler(Roster):
             drafting, decodes = self.drafting, all(item.samples and item.num_tokens == 1 for item in flight.items)
             drafting.learn_time(flight.num_tokens, took_s, output.foretelling_s)
             if output.foretelling_s and decodes:
-                drafting.learn_gain(len(flight.items), num_drawn, took_s)
+                drafting.learn_gain(len(flight.items), num_drawn)
         for seq in self.swaps.complete(output.transferred, output.late):
             if seq in self._leaving:
                 self._leaving.remove(seq)

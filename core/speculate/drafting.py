@@ -128,7 +128,7 @@ class Drafting:
         if self.lengths:
             self.lengths.add_step(num_tokens, seconds, foretelling_s)
 
-    def learn_gain(self, num_draws: int, num_emitted: int, seconds: float) -> None:
+    def learn_gain(self, num_draws: int, num_emitted: int) -> None:
         """A step in which ids were foretold, and all sequences decoded, emitted so many tokens."""
         if self._following:
             self._following.add(num_draws, num_emitted)

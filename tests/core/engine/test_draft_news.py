@@ -24,7 +24,7 @@ class Told(Drafting):
     def __init__(self) -> None:
         super().__init__(None, max_drafts=2)
         self.times: list[tuple[int, float, float]] = []
-        self.gains: list[tuple[int, int, float]] = []
+        self.gains: list[tuple[int, int]] = []
         self.learned: list[tuple[int, int]] = []
         self.together: list[int] = []
 
@@ -32,9 +32,9 @@ class Told(Drafting):
         self.times.append((num_tokens, seconds, foretelling_s))
         super().learn_time(num_tokens, seconds, foretelling_s)
 
-    def learn_gain(self, num_draws: int, num_emitted: int, seconds: float) -> None:
-        self.gains.append((num_draws, num_emitted, seconds))
-        super().learn_gain(num_draws, num_emitted, seconds)
+    def learn_gain(self, num_draws: int, num_emitted: int) -> None:
+        self.gains.append((num_draws, num_emitted))
+        super().learn_gain(num_draws, num_emitted)
 
     def learn(self, drafts: SequenceDrafts, num: int, num_right: int) -> None:
         self.learned.append((num, num_right))
@@ -76,12 +76,12 @@ def test_times_gains_and_what_came_of_drafts() -> None:
     plan = scheduler.schedule()
     assert (plan.counts, plan.drafts) == ([3, 2], [[7, 8], [9]])
     clock.advance(1.0)
-    second = scheduler.update(StepOutput([7, 8, 1, 3, 0], foretelling_s=0.25))
+    second = scheduler.update(StepOutput([7, 8, 1, 3, 0], accepted=[2, 0], foretelling_s=0.25))
     assert [output.new_ids for output in second] == [[7, 8, 1], [3]]
     assert [output.admitted_s for output in second] == [0.0, 0.0]
     assert told.times[1:] == [(5, 1.0, 0.25)]
     assert told.learned[2:] == [(2, 2), (1, 0)]
-    assert told.gains == [(2, 4, 1.0)]
+    assert told.gains == [(2, 4)]
 
     assert scheduler.schedule().drafts == [], "nothing was foretold, and the guesses before are no longer the next ones"
     clock.advance(1.0)
@@ -158,7 +158,7 @@ def test_who_comes_back_to_a_prefix_that_was_not_foretold_is_followed_no_more() 
     scheduler.update(StepOutput([5], foretold=[[7, 8]]))
     [seq] = scheduler.running
     scheduler._preempt(seq)
-    page = scheduler.cache.indexes[1].find(seq.keys[:32])
+    page = scheduler.cache.indexes[1].find(seq.ahead[:32])
     assert page is not None
     scheduler.cache._skipped[1][page] = True  # as if another one had put it there, after the first was evicted
     plan = scheduler.schedule()

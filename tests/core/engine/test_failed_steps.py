@@ -179,10 +179,10 @@ def test_no_numbers_after_drafts_that_were_right() -> None:
     scheduler.add(request(0, [1], 9))
     assert scheduler.schedule().drafts == [following([1], 1)]
     ids, reports = following([1], 3), [Logprobs(-0.5 - i, 1, [], []) for i in range(4)]
-    outputs = scheduler.update(StepOutput(ids[:2], logprobs=reports[:2]))
+    outputs = scheduler.update(StepOutput(ids[:2], logprobs=reports[:2], accepted=[1]))
     assert [(o.new_ids, o.logprobs, o.finish_reason) for o in outputs] == [(ids[:2], reports[:2], None)]
     assert scheduler.schedule().drafts == [ids[2:]]
-    outputs = scheduler.update(StepOutput([ids[2], -1], logprobs=reports[2:]))
+    outputs = scheduler.update(StepOutput([ids[2], -1], logprobs=reports[2:], accepted=[1]))
     assert [(o.new_ids, o.logprobs, o.finish_reason) for o in outputs] == [
         (ids[2:], reports[2:3], None),
         ([], [], "error"),

@@ -26,7 +26,7 @@ def run(drafting: Drafting, drafts: SequenceDrafts, num_draws: int, right: bool,
         took_s = ALONE_S + A_DRAFT_S * len(ids) + extra_s
         drafting.learn_time(1 + len(ids), took_s, extra_s)
         if extra_s:
-            drafting.learn_gain(1, 1 + len(ids) * right, took_s)
+            drafting.learn_gain(1, 1 + len(ids) * right)
         drafting.learn(drafts, len(ids), len(ids) if right else 0)
         if drafts.followed:
             drafts.hear([7, 7, 7])

@@ -78,7 +78,7 @@ def gain(machine: str, chances: Sequence[float], batch_size: int, *, on_host: bo
                 drafts.hear([1, 1, 1])
         drafting.learn_time(size, seconds, foretelling_s)
         if foretells:
-            drafting.learn_gain(batch_size, num_emitted, seconds)
+            drafting.learn_gain(batch_size, num_emitted)
         num_tokens, took_s = num_tokens + num_emitted, took_s + mean_s
         seqs = [seq for seq in seqs if seq[2][0] < LENGTH]
     return num_tokens * MACHINES[machine](batch_size) / batch_size / took_s
