@@ -66,7 +66,8 @@ def test_right_kernels_pass_one_case_of_each_family(mutant: Mutant) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_the_cpu_passes(row: str) -> None:
     target, exam = open_target("cpu"), all_exams()[row]
-    small = [(case, by) for case, by in pairs(exam, target) if case.get("vocab", 0) < 1000]
+    able = [(case, by) for case, by in pairs(exam, target) if exam.refusal(case, target, by) is None]
+    small = [(case, by) for case, by in able if case.get("vocab", 0) < 1000]
     assert small
     for case, provider in small[::3]:
         result, _ = examine(exam, case, target, provider, SEED)

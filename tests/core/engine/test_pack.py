@@ -324,7 +324,7 @@ def test_columns_of_decoding_are_the_columns(seed: int) -> None:
     assert few.top_k_max == usual.top_k_max
     filled = []
     for columns in (few, usual):
-        fields = _fields(ShapeKey(*[len(plan.rows)] * 2, 8, len(plan.rows), True, 1), len(rows.tables), 0)
+        fields = _fields(ShapeKey(*[len(plan.rows)] * 2, 8, len(plan.rows), True, 1), len(rows.tables), 0, 0)
         words = np.full(sum(size for _, size in fields), 77, np.int32)
         columns.fill(_views(words, fields), len(plan.rows), 8, 0, False)
         filled.append(words)

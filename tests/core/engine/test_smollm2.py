@@ -84,9 +84,11 @@ def test_bfloat16_departs_only_at_near_ties(wanted, weights):
 
 
 def test_what_dequantising_costs_is_said(llm):
-    assert llm.plan.notes == (
-        "weights in Q4_1 (210 tensors) and Q8_0 (1 tensors) are dequantised to float32, which takes 421 MiB more",
+    cost, replay = llm.plan.notes
+    assert cost == (
+        "weights in Q4_1 (210 tensors) and Q8_0 (1 tensors) are dequantised to float32, which takes 421 MiB more"
     )
+    assert replay.startswith("steps of few tokens are not replayed, they run kernel by kernel: forward: torch computes")
 
 
 def test_chat_knows_the_capital_of_france(llm):
