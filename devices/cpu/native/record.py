@@ -3,8 +3,9 @@
 How it works. Kernels read lengths, ids and pages from the step's inputs, which keep their addresses, so calls alone
 make a step. While a step is recorded it runs as always, but for the memory of its results: that comes from an `Arena`,
 stays where it is, and is used again where torch would free it, which a replay repeats in the same order. What torch
-computes between kernels would be missing from a replay, so every operator is watched, and one that is no view ends the
-recording.
+computes between kernels would be missing from a replay, so every call of torch is watched, and one that neither looks
+at a tensor nor takes a view of it ends the recording. (Calls from Python are watched: to watch operators, torch loads
+what takes a second and 70 MB.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from core.errors import DeviceError
 from core.plugin import CannotCompile
@@ -28,6 +29,12 @@ from devices.cpu.native.jobs import LINEAR, Call
 
 _ALIGNED = 64  # bytes: what torch's own memory is aligned to
 Bytes = npt.NDArray[np.uint8]
+_LOOKS = frozenset(
+    {"__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "promote_types"}
+    | {"size", "stride", "untyped_storage", "__getitem__", "contiguous", "expand", "flatten", "reshape", "split"}
+    | {"squeeze", "t", "transpose", "unbind", "unflatten", "unsqueeze", "view"}
+)
+"""Names of calls that give no tensor, or one that is a view of what they are given, which is looked at."""
 
 
 class Arena:
@@ -70,17 +77,21 @@ class Arena:
         self._free.append(block)
 
 
-class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recording(TorchFunctionMode):
     """What a thread calls, until it ends. See `devices.cpu.native.calls.Recorder`."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._arena = arena
+        super().__init__()
+        self._arena, self._is_own = arena, False
         self.calls: list[Call] = []
         self.jobs: list[ctypes.Structure] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self._arena.empty(shape, dtype)
+        self._is_own = True
+        try:
+            return self._arena.empty(shape, dtype)
+        finally:
+            self._is_own = False
 
     def add(self, kernel: Any, job: ctypes.Structure) -> None:
         address = ctypes.cast(kernel, ctypes.c_void_p)
@@ -88,15 +99,17 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(Call(address if multiplies else None, None if multiplies else address, ctypes.addressof(job)))
         self.jobs.append(job)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        refusal = CannotCompile(f"torch computes {func.overloadpacket} between kernels")
-        if not func.is_view:
-            raise refusal
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if not self._is_own and name not in _LOOKS:
+            raise CannotCompile(f"torch computes {name} between kernels")
         result = func(*args, **(kwargs or {}))
-        have = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
         results = result if isinstance(result, tuple | list) else (result,)
-        if any(x.untyped_storage().data_ptr() not in have for x in results):  # such as of `contiguous`
-            raise refusal
+        tensors = [x for x in results if isinstance(x, torch.Tensor)]
+        if tensors and not self._is_own:
+            have = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+            if any(x.untyped_storage().data_ptr() not in have for x in tensors):  # such as of `contiguous`
+                raise CannotCompile(f"torch copies for {name} between kernels")
         return result
 
 

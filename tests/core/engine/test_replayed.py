@@ -131,7 +131,7 @@ def test_what_a_device_cannot_replay_runs_and_is_said(tmp_path: Path, caplog: py
         assert served.ids == serve(model, turns=1, num_kv_blocks=40, enforce_eager=True, **options).ids
         assert served.num_replayed == 0
         note = next(note for note in served.plan.notes if "not replayed" in note)
-        assert "torch computes aten" in note
+        assert "torch computes" in note
         assert "are not replayed" in caplog.text
 
 

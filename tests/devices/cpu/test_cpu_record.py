@@ -95,7 +95,7 @@ def test_what_torch_computes_is_refused(step: Step) -> None:
         def broken(x: torch.Tensor, bias: torch.Tensor, stray: Callable[..., torch.Tensor] = stray) -> torch.Tensor:
             return stray(step(x, bias)[1])
 
-        with pytest.raises(CannotCompile, match="torch computes aten"):
+        with pytest.raises(CannotCompile, match=r"torch (computes|copies for) .* between kernels"):
             Recorded(broken, arena)(x, bias)
         assert arena.num_bytes == size
         assert step(x, bias)[1].isfinite().all(), "nothing is recorded any more"
