@@ -101,7 +101,7 @@ class Columns:
             blocks[len(self.rows) :] = 0
 
     def fill_verify(self, out: dict[str, Ints], num_drafts: int) -> None:
-        """Write what tells which drafts were right, padding included. See `core.engine.pack.VerifyInput`."""
+        """Write what tells which drafts were right, padding included. See `core.engine.step_input.VerifyInput`."""
         drawing = np.flatnonzero(self.samples)
         draft_ids = out["draft_ids"].reshape(-1, num_drafts)
         draft_ids[:] = -1
