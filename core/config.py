@@ -157,8 +157,8 @@ def resolve(
     c.set("weights", config.weights, "asked for" if config.weights != EngineConfig().weights else "default")
     _choose_length(c, config, model_max_len)
     _choose_shapes(c, config, facts)
-    _choose_replay(c, config, facts)
     _choose_drafts(c, config, facts)
+    _choose_replay(c, config, facts)
     _choose_page(c, config, facts, page_sizes)
     share = HOST_MEMORY_SHARE if facts.host_memory else DEVICE_MEMORY_SHARE
     c.ask("memory_utilization", config.memory_utilization, share, "default for the kind of memory")
@@ -219,11 +219,13 @@ def _choose_shapes(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> Non
 def _choose_replay(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> None:
     """Ranks meet in every layer, outside of what a device can replay."""
     if config.enforce_eager:
-        c.set("replayed_seqs", 0, "asked for (enforce_eager)")
-    elif facts.replayed_seqs and config.tensor_parallel_size > 1:
-        c.set("replayed_seqs", 0, f"ranks meet between kernels: tensor_parallel_size is {config.tensor_parallel_size}")
+        c.set("replayed_tokens", 0, "asked for (enforce_eager)")
+    elif facts.replayed_tokens and config.tensor_parallel_size > 1:
+        c.set(
+            "replayed_tokens", 0, f"ranks meet between kernels: tensor_parallel_size is {config.tensor_parallel_size}"
+        )
     else:
-        c.set("replayed_seqs", min(facts.replayed_seqs, config.max_num_seqs), f"device {facts.name}")
+        c.set("replayed_tokens", min(facts.replayed_tokens, c.values["max_num_logits"]), f"device {facts.name}")
 
 
 def _choose_drafts(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> None:

@@ -39,7 +39,7 @@ class Plan:
     fallback: str
     seed: int
     shapes: ShapePolicy
-    replayed_seqs: int = 0
+    replayed_tokens: int = 0
     speculative: str | None = None
     max_num_logits: int = 0
     num_kv_blocks: tuple[int, ...] = ()

@@ -190,9 +190,9 @@ def _plan(
         page_sizes=kernels_for(dtype=dtype, page_tokens=config.block_size).kv_page_sizes(),
         split={**model.split, **drafter.split},
     )
-    if tap and plan.replayed_seqs:  # whoever watches kernels wants to see them all
-        by = {**plan.decided_by, "replayed_seqs": "kernels are watched, one by one"}
-        plan = replace(plan, replayed_seqs=0, decided_by=by)
+    if tap and plan.replayed_tokens:  # whoever watches kernels wants to see them all
+        by = {**plan.decided_by, "replayed_tokens": "kernels are watched, one by one"}
+        plan = replace(plan, replayed_tokens=0, decided_by=by)
     drafter.check(plan)
     # Where shapes are compiled, there are as many sequences as logit rows (`core.engine.pack`).
     max_seqs = plan.max_num_logits if plan.shapes.seqs else plan.max_num_seqs

@@ -71,6 +71,7 @@ class Flight:
     beside      None where nothing was transferred meanwhile
     foretold    what draft layers foretell; None where they did not
     accepted    per item that draws: how many of its drafts are right; None where there are no drafts
+    compiled    see `StepOutput`
     """
 
     transfers: Transfers
@@ -86,6 +87,7 @@ class Flight:
     beside: Beside | None = None
     foretold: Foretold | None = None
     accepted: torch.Tensor | None = None
+    compiled: bool = False
 
     @torch.inference_mode()
     def output(self) -> StepOutput:
@@ -101,7 +103,9 @@ class Flight:
         foretold, foretelling_s = self.foretold.read(self.num_ids) if self.foretold else ([], 0.0)
         accepted = [] if self.accepted is None else self.accepted.tolist()
         transferred = self.transfers.poll()
-        return StepOutput(ids, logprobs, prompt_logprobs, hidden, transferred, late, foretold, foretelling_s, accepted)
+        return StepOutput(
+            ids, logprobs, prompt_logprobs, hidden, transferred, late, foretold, foretelling_s, accepted, self.compiled
+        )
 
     def _is_late(self) -> bool | None:
         """Whether transfers are under way when the step has computed: what it drew comes after them, then."""

@@ -45,7 +45,7 @@ def open_runner(
     compiles = not eager and not a.facts.shapes.dynamic
     if compiles:
         weights = _kept(a.device, weights)
-    plan = replace(a.plan, notes=tuple(notes), replayed_seqs=0 if eager else a.plan.replayed_seqs)
+    plan = replace(a.plan, notes=tuple(notes), replayed_tokens=0 if eager else a.plan.replayed_tokens)
     plan = with_kv_blocks(plan, config, groups=a.groups, page_bytes=a.page_bytes, free_bytes=_free_bytes(a))
     kv = [
         pools.planes(a.device, a.where, layout, group.num_layers, num, keep=compiles)

@@ -65,11 +65,11 @@ class Packer:
         num_drafts: int = 0,
         num_ahead: int = 0,
         keeps_first: bool = False,
-        replayed_seqs: int = 0,
+        replayed_tokens: int = 0,
     ) -> None:
         """num_drafts    of an item, at most
         num_ahead     passes that foretell
-        replayed_seqs steps of up to so many sequences with one token each have few widths of block tables
+        replayed_tokens   steps of up to so many tokens that all draw have few shapes
         keeps_first   their first token of a text is that of the text, whatever the pass
         """
         self._device = device
@@ -77,8 +77,8 @@ class Packer:
         self._rows = rows
         self._page = page_tokens
         self._shapes = shapes
-        self._replayed_seqs = replayed_seqs
-        num_seqs = max_logits if shapes.seqs else max_seqs  # as in `_key`
+        self.replayed_tokens = replayed_tokens
+        num_seqs = max_logits if shapes.seqs else max(max_seqs, replayed_tokens)  # as in `_key`
         largest = ShapeKey(
             _up(max_tokens, shapes.tokens, "tokens"), _up(num_seqs, shapes.seqs, "sequences"),
             _up(max_blocks, shapes.blocks, "blocks"), _up(max_logits, shapes.seqs, "sequences"), False, FULL_SORT,
@@ -145,7 +145,7 @@ class Packer:
             on_device,
             _step_input(_views(on_device, fields), key, num_groups),
         )
-        if key.is_decode(self._replayed_seqs):
+        if key.all_draw(self.replayed_tokens):
             self._buffers[turn, key] = buffer
         return buffer
 
@@ -167,7 +167,7 @@ class Packer:
         if self._shapes.dynamic:
             sizes = batch.num_tokens, len(batch.rows), batch.num_blocks, num_logits
             key = ShapeKey(*sizes, batch.greedy, top_k_max)
-            return self.decode_key(key) if key.is_decode(self._replayed_seqs) else key
+            return self.replayed_key(key) if key.all_draw(self.replayed_tokens) else key
         shapes = self._shapes
         # Where shapes are compiled, few are better than small ones: as many logit rows as sequences, and full sorts.
         num_seqs = max(len(batch.rows), num_logits if shapes.seqs else 0)
@@ -180,12 +180,12 @@ class Packer:
             1 if batch.greedy else FULL_SORT,
         )
 
-    def decode_key(self, key: ShapeKey) -> ShapeKey:
-        """With block tables of one of few widths: LEAST_BLOCKS, doubled as often as it takes."""
+    def replayed_key(self, key: ShapeKey) -> ShapeKey:
+        """As many sequences as tokens, and block tables of one of few widths: LEAST_BLOCKS, doubled while too few."""
         width = LEAST_BLOCKS
         while width < key.blocks:
             width *= 2
-        return key._replace(blocks=min(width, self._largest.blocks))
+        return key._replace(seqs=key.tokens, blocks=min(width, self._largest.blocks))
 
 
 def _up(size: int, buckets: Sequence[int], what: str) -> int:

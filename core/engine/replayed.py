@@ -1,9 +1,10 @@
-"""Steps in which every sequence has one token, replayed by a device that takes steps of any shape.
+"""Steps in which every token draws, replayed by a device that takes steps of any shape.
 
 Design. Between the kernels of a small step the host works as long as the device does. A device that can replay a step
-(`DeviceFacts.replayed_seqs`) is given those that come again and again: with one token and one draw per sequence, and
-block tables padded to few widths (`core.engine.pack`). Their forward is compiled when its shape first comes up, and so
-is drawing where that is greedy and plain. All other steps, and halves of steps, run as they are. What a device cannot
+(`DeviceFacts.replayed_tokens`) is given those that come again and again, those of decoding: the last token of each
+sequence, and drafts. They are made of few shapes (`core.engine.pack`): as many sequences as tokens, some of which have
+none, and block tables of few widths. Their forward is compiled when its shape first comes up, and so are foretelling,
+and drawing where that is greedy and plain. All other steps, and parts of steps, run as they are. What a device cannot
 replay runs as it is from then on, and that is said: by the plan where it is so from the start, else in the log.
 """
 
@@ -31,9 +32,9 @@ Shape = tuple[int, ...]
 
 
 class ReplayedStep:
-    """As `StepFunction`; steps of up to `most` sequences with one token each are replayed.
+    """As `StepFunction`; steps of up to `most` tokens that all draw are replayed.
 
-    num_replayed   halves of steps so far
+    num_replayed   parts of steps so far
     """
 
     def __init__(self, step: StepFunction, device: Device, most: int) -> None:
@@ -41,7 +42,7 @@ class ReplayedStep:
         self._made: dict[tuple[str, Shape], Callable[..., Any]] = {}
         self._inputs: dict[Shape, StepInput] = {}
         self._shape: Shape | None = None  # of the step whose forward was replayed last
-        self.foretell, self.report = step.foretell, step.report
+        self.report = step.report
         self.num_replayed = 0
         self.refusal = ""
 
@@ -50,9 +51,9 @@ class ReplayedStep:
     ) -> tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]:
         found: tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]
         self._shape = None
-        if not self._most or not x.key.is_decode(self._most):
+        if not x.key.all_draw(self._most):
             return self._step.forward(w, x, last_ids, kv)
-        shape = x.key.seqs, x.key.blocks
+        shape = x.key.tokens, x.key.blocks
         found = self._run("forward", shape, self._step.forward, (3,), w, self._bare(shape, x), last_ids, kv)
         self._shape = shape if self._made["forward", shape] != self._step.forward else None
         return found
@@ -67,11 +68,29 @@ class ReplayedStep:
     def draw(
         self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor, grammar_LW: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        if self._shape is None or not x.greedy or x.extras is not None or x.verify or grammar_LW is not None:
+        if self._shape is None or not x.greedy or x.extras is not None or grammar_LW is not None:
             return self._step.draw(x, logits_LV, last_ids, grammar_LW)
         found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-        found = self._run("draw", self._shape, self._step.draw, (2,), x, logits_LV, last_ids)
+        shape = *self._shape, x.verify is not None
+        found = self._run("draw", shape, self._step.draw, (2,), x, logits_LV, last_ids)
         return found
+
+    @property
+    def num_compiled(self) -> int:
+        """Parts of steps, each for a shape of its own."""
+        return len(self._made)
+
+    @property
+    def foretell(self) -> Callable[..., Any] | None:
+        """As `StepFunction.foretell`."""
+        return self._foretell if self._step.foretell else None
+
+    def _foretell(self, w: Weights, x: StepInput, carry: Carry, *tables: Any) -> Any:
+        function = self._step.foretell
+        assert function is not None
+        if self._shape is None:
+            return function(w, x, carry, *tables)
+        return self._run("foretell", self._shape, function, (4, 5), w, self._bare(self._shape, x), carry, *tables)
 
     def _run(self, half: str, shape: Shape, function: Callable[..., Any], given: tuple[int, ...], *args: Any) -> Any:
         made = self._made.get((half, shape))
@@ -84,27 +103,34 @@ class ReplayedStep:
         except CannotCompile as error:
             self._made[half, shape] = function
             self.refusal = f"{half}: {error}"
-            _log.warning("steps of %d sequences with one token each are not replayed: %s", shape[0], self.refusal)
+            _log.warning("steps of %d tokens that all draw are not replayed: %s", shape[0], self.refusal)
             return function(*args)
         self._made[half, shape] = made
         return found
 
     def warm_up(
-        self, packer: Packer, weights: Weights, last_ids: torch.Tensor, kv: list[list[Planes]]
-    ) -> tuple[torch.Tensor, list[list[Planes]], str]:
-        """Replay the smallest step, on padding: last_ids and kv as they are afterwards, and a note for the plan.
+        self,
+        packer: Packer,
+        weights: Weights,
+        last_ids: torch.Tensor,
+        scratch: torch.Tensor,
+        kv: list[list[Planes]],
+    ) -> tuple[torch.Tensor, torch.Tensor, list[list[Planes]], str]:
+        """Replay the smallest step, on padding: last_ids, scratch and kv as they are then, and a note for the plan.
 
         When the device cannot, nothing is replayed.
         """
-        x = packer.padding(packer.decode_key(ShapeKey(1, 1, 1, 1, True, 1)))
-        logits_LV, _, _, kv = self.forward(weights, x, last_ids, kv)
+        x = packer.padding(packer.replayed_key(ShapeKey(1, 1, 1, 1, True, 1)))
+        logits_LV, _, carry, kv = self.forward(weights, x, last_ids, kv)
         _, last_ids, _ = self.draw(x.draws, logits_LV, last_ids)
+        if self.foretell:
+            _, scratch, kv = self.foretell(weights, x, carry, last_ids, scratch, kv)
         if self.refusal:
-            self._most = 0
+            self._most = packer.replayed_tokens = 0
             note = f"steps of few tokens are not replayed, they run kernel by kernel: {self.refusal}"
         else:
             note = (
-                f"steps of up to {self._most} sequences with one token each are replayed by the device; others run "
-                "kernel by kernel, and so do draws that are not greedy or ask for more"
+                f"steps of up to {self._most} tokens that all draw are replayed by the device; others run kernel by "
+                "kernel, and so do draws that are not greedy or ask for more"
             )
-        return last_ids, kv, note
+        return last_ids, scratch, kv, note

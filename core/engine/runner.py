@@ -53,7 +53,9 @@ class Runner:
         self.plan = plan
         self._device = device
         self._compiled = CompiledStep(step, device) if compiles else None
-        self._replayed = ReplayedStep(step, device, plan.replayed_seqs) if plan.replayed_seqs and not compiles else None
+        self._replayed = (
+            ReplayedStep(step, device, plan.replayed_tokens) if plan.replayed_tokens and not compiles else None
+        )
         self._step = self._compiled or self._replayed or step
         self.weights = weights
         self.kv = kv  # per group, per layer: its planes
@@ -75,7 +77,7 @@ class Runner:
             num_drafts=parse_speculative(plan.speculative).max_drafts if plan.speculative else 0,
             num_ahead=step.foretell.num_drafts if step.foretell else 0,
             keeps_first=step.foretell.keeps_first if step.foretell else False,
-            replayed_seqs=plan.replayed_seqs if self._replayed else 0,
+            replayed_tokens=plan.replayed_tokens if self._replayed else 0,
         )
         self.pack = self._packer.pack  # a call that a profile may wrap
         self.take_masks: Callable[[], bytes] = bytes  # waits for the masks of the step being launched; empty: dropped
@@ -94,6 +96,7 @@ class Runner:
         self.transfers.start(plan, self.kv)
         if x is None:
             return Flight(self.transfers, plan.waits)
+        num_compiled = self._num_compiled
         logits_LV, hidden_LE, carry, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         drawn = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         ids_L, self._last_ids, num_accepted_L = drawn
@@ -108,6 +111,7 @@ class Runner:
         if on_device is not None:
             wanted, scored = self._wishes(plan)
             reported = tuple(self._arriving(values, arrived) for values in on_device)
+        foretold = self._foretell(x, carry) if carry and plan.foretells else None
         return Flight(
             self.transfers,
             ids=host,
@@ -120,8 +124,14 @@ class Runner:
             hidden=self._wanted_rows(plan.embeds, hidden_LE, arrived) if plan.embeds else None,
             embeds=plan.embeds,
             beside=beside,
-            foretold=self._foretell(x, carry) if carry and plan.foretells else None,
+            foretold=foretold,
+            compiled=self._num_compiled > num_compiled,
         )
+
+    @property
+    def _num_compiled(self) -> int:
+        """Parts of steps so far, each for a shape of its own."""
+        return self._replayed.num_compiled if self._replayed else self.compiles.num
 
     def _arriving(self, values: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
         """Where these are on the host once all of `arrived` has come."""
@@ -183,13 +193,13 @@ class Runner:
             self._last_ids, self._scratch, self.kv = warm_up(self._compiled, self._packer, *state, tell)
             self._device.synchronize()
         if self._replayed:
-            found = self._replayed.warm_up(self._packer, self.weights, self._last_ids, self.kv)
-            self._last_ids, self.kv, note = found
+            tables = self._last_ids, self._scratch, self.kv
+            self._last_ids, self._scratch, self.kv, note = self._replayed.warm_up(self._packer, self.weights, *tables)
             self.plan = replace(self.plan, notes=(*self.plan.notes, note))
 
     @property
     def num_replayed(self) -> int:
-        """Halves of steps that the device replayed so far."""
+        """Parts of steps that the device replayed so far."""
         return self._replayed.num_replayed if self._replayed else 0
 
     @property

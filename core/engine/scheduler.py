@@ -248,7 +248,7 @@ class Scheduler(Roster):
             if seq in self._leaving and not seq.num_scheduled:
                 self._leaving.remove(seq)
                 self._vacate(seq)
-        if self.drafting and flight.num_tokens:
+        if self.drafting and flight.num_tokens and not output.compiled:
             drafting, decodes = self.drafting, all(item.samples and item.num_tokens == 1 for item in flight.items)
             drafting.learn_time(flight.num_tokens, took_s, output.foretelling_s)
             if output.foretelling_s and decodes:

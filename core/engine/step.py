@@ -118,6 +118,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     late             whether a transfer started with the step or before was still under way when it had computed; None:
                      there was none, or nothing to compute
     foretelling_s    what draft layers added to the time of the step
+    compiled         something was compiled for its shape meanwhile: its time tells nothing of others
     """
 
     ids: list[int]
@@ -129,3 +130,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     foretold: list[list[int]] = msgspec.field(default_factory=list)
     foretelling_s: float = 0.0
     accepted: list[int] = msgspec.field(default_factory=list)
+    compiled: bool = False

@@ -24,9 +24,9 @@ class ShapeKey(NamedTuple):
     greedy: bool
     top_k_max: int
 
-    def is_decode(self, most: int) -> bool:
-        """Whether it is of up to `most` sequences, each with one token and one draw."""
-        return self.tokens == self.seqs == self.logits <= most
+    def all_draw(self, most: int) -> bool:
+        """Whether it is of up to `most` tokens, and each of them draws: of decoding alone, drafts included."""
+        return self.tokens == self.logits <= most
 
 
 @dataclass(frozen=True)

@@ -139,10 +139,10 @@ class Device(ABC):
         as lost, and the engine ends. The tensors of the step's inputs keep their addresses for this key, and get new
         content; those of `extras` are new each time.
 
-        Only devices that state `DeviceFacts.shapes` or `replayed_seqs` are asked. It may compile now or when it is
+        Only devices that state `DeviceFacts.shapes` or `replayed_tokens` are asked. It may compile now or when it is
         first called. Core calls what it returns once for every key of `shapes` before it serves, on padding; for
-        `replayed_seqs` when a key first comes up, and reads what a call gives before the next step.
+        `replayed_tokens` when a key first comes up, and reads what a call gives before the next step.
 
-        Raises: CannotCompile, now or at the first call, for `replayed_seqs` alone: core then runs `function` itself.
+        Raises: CannotCompile, now or at the first call, for `replayed_tokens` alone: core then runs `function` itself.
         """
         return function

@@ -71,8 +71,8 @@ class DeviceFacts:
     torch_extension       distribution that registers the device with torch; its replacements of torch
                           attributes are listed, not refused
     shapes                step shapes the device accepts
-    replayed_seqs         where any shape will do: `Device.compile` is for steps of up to so many sequences with one
-                          token each; 0: for none
+    replayed_tokens       where any shape will do: `Device.compile` is for steps of up to so many tokens that all
+                          draw, as those of decoding do, drafts included; 0: for none
     max_depth             largest useful pipeline depth (0: host and device share the processor)
     peaks                 what it can reach at best
     """
@@ -90,7 +90,7 @@ class DeviceFacts:
     claims: tuple[str, ...] = ()
     torch_extension: str | None = None
     shapes: ShapePolicy = field(default_factory=ShapePolicy)
-    replayed_seqs: int = 0
+    replayed_tokens: int = 0
     max_depth: int = 1
     peaks: Peaks = field(default_factory=Peaks)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from devices.cpu.native.record import Arena
 
 OLDEST_TORCH = (2, 5)
-REPLAYED_SEQS = 64
+REPLAYED_TOKENS = 64
 """In larger steps the host's part is small, and their results would take much memory."""
 
 
@@ -54,7 +54,7 @@ class CpuDevice(Device):
             dtypes=("bfloat16", "float32", "float16") if fast_bf16 else ("float32", "bfloat16", "float16"),
             host_memory=True,
             accelerator=False,
-            replayed_seqs=REPLAYED_SEQS if native.variant else 0,
+            replayed_tokens=REPLAYED_TOKENS if native.variant else 0,
             max_depth=0,
         )
 

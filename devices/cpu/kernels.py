@@ -91,6 +91,7 @@ def _native() -> list[Implementation]:
         ("gather_rows", of_select.gather_rows, bfloat16),
         ("take_ids", of_select.take_ids, bfloat16),
         ("put_ids", of_select.put_ids, bfloat16),
+        ("spec_verify", of_select.spec_verify, bfloat16),
         ("sample", of_select.sample, replace(bfloat16, graph_safe=False)),
     ]
     return [Implementation(row, kernel, "cpu-native", support) for row, kernel, support in rows]

@@ -77,7 +77,7 @@ def test_what_is_least_is_taken() -> None:
     ],
 )
 def test_what_is_replayed(asked: dict[str, Any], most: int, why: str) -> None:
-    assert decided(plan(EngineConfig(**asked), facts(replayed_seqs=64)), "replayed_seqs") == (most, why)
+    assert decided(plan(EngineConfig(**asked), facts(replayed_tokens=64)), "replayed_tokens") == (most, why)
 
 
 # The defaults
@@ -105,7 +105,7 @@ def test_an_accelerator_by_default() -> None:
         "batch_invariant": (False, "default"),
         "tensor_parallel_size": (1, "default"),
         "pipeline_depth": (1, "device warp"),
-        "replayed_seqs": (0, "device warp"),
+        "replayed_tokens": (0, "device warp"),
         "fallback": ("deny", "an accelerator"),
         "seed": (0, "default"),
     }

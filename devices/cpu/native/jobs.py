@@ -100,7 +100,7 @@ class TakeIds(ctypes.Structure):
 
     _fields_ = (
         *((name, POINTER) for name in ("ids", "source_rows", "last_ids")),
-        *((name, INT) for name in ("num", "num_rows")),
+        *((name, INT) for name in ("ids_stride", "num", "num_rows")),
         ("out", POINTER),
     )
 
@@ -134,6 +134,16 @@ class Greedy(ctypes.Structure):
     )
 
 
+class SpecVerify(ctypes.Structure):
+    """`SpecVerify` of kernels.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("draft_ids", "sampled_ids", "rows")),
+        *((name, INT) for name in ("num_seqs", "num_drafts")),
+        *((name, POINTER) for name in ("num", "row")),
+    )
+
+
 class Call(ctypes.Structure):
     """`Call` of kernels.h."""
 
@@ -157,4 +167,5 @@ class Kernels(ctypes.Structure):
         ("put_ids", ctypes.CFUNCTYPE(None, ctypes.POINTER(PutIds))),
         ("attention_plan", ctypes.CFUNCTYPE(None, ctypes.POINTER(AttentionPlan))),
         ("greedy", ctypes.CFUNCTYPE(None, ctypes.POINTER(Greedy))),
+        ("spec_verify", ctypes.CFUNCTYPE(None, ctypes.POINTER(SpecVerify))),
     )

@@ -86,10 +86,10 @@ struct Gather {
   uint8_t* y;  // [num, row_bytes]
 };
 
-// out[i] = last_ids[source_rows[i]], and ids[i] where the source row is 0 or none of num_rows.
+// out[i] = last_ids[source_rows[i]], and ids[i] where the source row is 0 or none of num_rows. ids lie ids_stride apart.
 struct TakeIds {
   const int32_t *ids, *source_rows, *last_ids;
-  int64_t num, num_rows;
+  int64_t ids_stride, num, num_rows;
   int32_t* out;
 };
 
@@ -114,6 +114,14 @@ struct Greedy {
   int32_t* ids;
 };
 
+// num[s]: how many of a row of drafts agree with the ids sampled, from the left; -1 pads. row[s]: of rows [seqs,
+// drafts + 1] the one of the first that does not.
+struct SpecVerify {
+  const int32_t *draft_ids, *sampled_ids, *rows;  // [seqs, drafts], and [seqs, drafts + 1] twice
+  int64_t num_seqs, num_drafts;
+  int32_t *num, *row;  // [seqs]
+};
+
 struct Kernels {
   Linear linear_bf16;
   Linear linear_q4_1;
@@ -128,6 +136,7 @@ struct Kernels {
   void (*put_ids)(const PutIds&);
   void (*attention_plan)(const AttentionPlan&);
   void (*greedy)(const Greedy&);
+  void (*spec_verify)(const SpecVerify&);
 };
 
 // One call of a recorded step: of a product where `multiply` is given, else of a kernel.

@@ -23,13 +23,24 @@ inline void gather(const Gather& job) {
 inline void take_ids(const TakeIds& job) {
   for (int64_t i = 0; i < job.num; i++) {
     const int64_t row = job.source_rows[i];
-    job.out[i] = row > 0 && row < job.num_rows ? job.last_ids[row] : job.ids[i];
+    job.out[i] = row > 0 && row < job.num_rows ? job.last_ids[row] : job.ids[i * job.ids_stride];
   }
 }
 
 inline void put_ids(const PutIds& job) {
   for (int64_t i = 0; i < job.num; i++)
     if (job.rows[i] >= 0 && job.rows[i] < job.num_rows) job.last_ids[job.rows[i]] = job.ids[i];
+}
+
+inline void spec_verify(const SpecVerify& job) {
+  for (int64_t s = 0; s < job.num_seqs; s++) {
+    const int32_t* drafts = job.draft_ids + s * job.num_drafts;
+    const int64_t first = s * (job.num_drafts + 1);
+    int64_t num = 0;
+    while (num < job.num_drafts && drafts[num] >= 0 && drafts[num] == job.sampled_ids[first + num]) num++;
+    job.num[s] = static_cast<int32_t>(num);
+    job.row[s] = job.rows[first + num];
+  }
 }
 
 inline void attention_plan(const AttentionPlan& job) {

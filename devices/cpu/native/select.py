@@ -18,6 +18,7 @@ class SelectKernels:
         kernels = library.load(variant)
         self._gather, self._greedy = kernels.gather, kernels.greedy
         self._take_ids, self._put_ids = kernels.take_ids, kernels.put_ids
+        self._spec_verify = kernels.spec_verify
 
     def embed(self, ids: torch.Tensor, table: torch.Tensor, *, first: int) -> torch.Tensor:
         """Rows of `table` [V, E], which holds the ids from `first` on: [T, E]. Ids held elsewhere give zeros."""
@@ -43,9 +44,9 @@ class SelectKernels:
 
     def take_ids(self, ids: torch.Tensor, source_rows: torch.Tensor, last_ids: torch.Tensor) -> torch.Tensor:
         """ids [T], replaced by last_ids[source_rows] where the source row is not 0, the null row."""
-        given = [x.contiguous() for x in (ids, source_rows, last_ids)]
+        given = [ids, source_rows.contiguous(), last_ids.contiguous()]
         out = calls.empty(ids.shape, torch.int32)
-        sizes = len(ids), len(last_ids)
+        sizes = ids.stride(0), len(ids), len(last_ids)
         calls.call(self._take_ids, jobs.TakeIds(*(x.data_ptr() for x in given), *sizes, out.data_ptr()))
         return out
 
@@ -55,6 +56,18 @@ class SelectKernels:
         sizes = len(rows), len(last_ids)
         calls.call(self._put_ids, jobs.PutIds(last_ids.data_ptr(), rows.data_ptr(), ids.data_ptr(), *sizes))
         return last_ids
+
+    def spec_verify(
+        self, draft_ids: torch.Tensor, sampled_ids: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many drafts are right, and the row of what follows them: as in core.kernels.reference.sampling."""
+        given = [x.contiguous() for x in (draft_ids, sampled_ids, rows)]
+        num, row = (calls.empty(draft_ids.shape[:1], torch.int32) for _ in range(2))
+        calls.call(
+            self._spec_verify,
+            jobs.SpecVerify(*(x.data_ptr() for x in given), *draft_ids.shape, num.data_ptr(), row.data_ptr()),
+        )
+        return num, row
 
     def sample(
         self,

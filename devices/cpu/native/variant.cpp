@@ -27,4 +27,4 @@ constexpr Linear linear_dense = linear<Bf16>;
 
 extern const Kernels VARIANT;
 const Kernels VARIANT = {linear_dense, linear<Coded<Q41>>, linear<Coded<Q80>>, attention, kv_write, norm, rope, act_mul,
-                         gather,       take_ids,           put_ids,            attention_plan, greedy};
+                         gather,       take_ids,           put_ids,            attention_plan, greedy,     spec_verify};

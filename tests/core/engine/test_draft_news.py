@@ -105,6 +105,18 @@ def test_a_step_takes_no_longer_than_since_the_one_before() -> None:
     assert told.times == [(8, 2.0, 0.0), (8, 1.0, 0.0), (4, 0.5, 0.0)]
 
 
+def test_steps_that_compiled_tell_nothing_of_time() -> None:
+    scheduler, told, clock = make()
+    scheduler.add(request(0, [1, 2, 3], 9))
+    for token_id, compiled in ((5, False), (6, True), (7, False)):
+        scheduler.schedule()
+        clock.advance(2.0)
+        scheduler.update(StepOutput([token_id], foretold=[[]], foretelling_s=0.5, compiled=compiled))
+    assert told.times == [(3, 2.0, 0.5), (1, 2.0, 0.5)]
+    assert told.gains == [(1, 1)]
+    assert len(told.learned) == 3
+
+
 def test_how_many_run_together_is_told() -> None:
     scheduler, told, _ = make()
     scheduler.add(request(0, [1], 9))

@@ -79,8 +79,8 @@ def bucket(size: int, buckets: tuple[int, ...]) -> int:
 class Twin:
     """What the packer must know and fill, one entry at a time."""
 
-    def __init__(self, num_groups: int, shapes: ShapePolicy) -> None:
-        self.num_groups, self.shapes = num_groups, shapes
+    def __init__(self, num_groups: int, shapes: ShapePolicy, replayed: int = 0) -> None:
+        self.num_groups, self.shapes, self.replayed = num_groups, shapes, replayed
         self.new: dict[int, NewSequence] = {}
         self.tables: dict[int, list[dict[int, int]]] = {}
         self.given: dict[int, list[int]] = {}
@@ -107,13 +107,15 @@ class Twin:
             top_k_max *= 2
         if any(new.request.top_p < 1 and new.request.top_k <= 0 for new in among):
             top_k_max = 0
-        num_seqs, num_logits = len(plan.rows), max(1, num_draws)
+        num_seqs, num_logits, num_blocks = len(plan.rows), max(1, num_draws), -(-longest // PAGE)
+        if shapes == ShapePolicy() and sum(plan.counts) == num_logits <= self.replayed:
+            num_seqs, num_blocks = num_logits, 8
         if shapes.seqs:
             num_seqs = num_logits = max(num_seqs, num_logits)
         return ShapeKey(
             bucket(sum(plan.counts), shapes.tokens),
             bucket(num_seqs, shapes.seqs),
-            bucket(-(-longest // PAGE), shapes.blocks),
+            bucket(num_blocks, shapes.blocks),
             bucket(num_logits, shapes.seqs),
             greedy,
             1 if greedy else top_k_max if shapes == ShapePolicy() else 0,
@@ -282,11 +284,12 @@ class Workload:
     num_groups=st.sampled_from([1, 1, 2, 3]),
     shapes=st.sampled_from(POLICIES),
     sets=st.sampled_from([1, 2]),
+    replayed=st.sampled_from([0, 4, 8]),
 )
-def test_every_field_of_every_step(seed: int, num_groups: int, shapes: ShapePolicy, sets: int) -> None:
-    workload, twin = Workload(seed, num_groups), Twin(num_groups, shapes)
+def test_every_field_of_every_step(seed: int, num_groups: int, shapes: ShapePolicy, sets: int, replayed: int) -> None:
+    workload, twin = Workload(seed, num_groups), Twin(num_groups, shapes, replayed)
     rows = Rows(NUM_ROWS + 1, 8, num_groups)
-    packer = make(rows, shapes, sets)
+    packer = make(rows, shapes, sets, replayed_tokens=replayed)
     for _ in range(12):
         plan = workload.plan()
         twin.apply(plan)
@@ -346,12 +349,12 @@ def test_tables_of_steps_that_are_replayed_have_few_widths() -> None:
         _, plan = decode(random.Random(num), num, 1)
         wide = Rows(NUM_ROWS + 1, 40, 1)
         wide.apply(plan)
-        x = make(wide, ShapePolicy(), max_blocks=40, replayed_seqs=replayed).pack(plan)
+        x = make(wide, ShapePolicy(), max_blocks=40, replayed_tokens=replayed).pack(plan)
         used = max(plan.starts) // PAGE + 1
         assert x.key.blocks == (LEAST_BLOCKS if num <= replayed else used)
         assert x.block_tables[0][:, :used].tolist() == wide.tables[0][plan.rows, :used].tolist()
-    packer = make(wide, ShapePolicy(), max_blocks=40, replayed_seqs=4)
-    keys = [packer.decode_key(ShapeKey(1, 1, blocks, 1, True, 1)).blocks for blocks in (1, 16, 17, 32, 33, 40)]
+    packer = make(wide, ShapePolicy(), max_blocks=40, replayed_tokens=4)
+    keys = [packer.replayed_key(ShapeKey(1, 1, blocks, 1, True, 1)).blocks for blocks in (1, 16, 17, 32, 33, 40)]
     assert keys == [16, 16, 32, 32, 40, 40]
 
 

@@ -13,8 +13,10 @@ import pytest
 from core.config import EngineConfig
 from core.engine.engine import Engine
 from core.engine.front import Front
+from core.engine.scheduler import Scheduler
+from core.engine.step import StepOutput
 from core.plan import Plan
-from core.request import Logprobs, SamplingParams, Structured
+from core.request import Logprobs, SamplingParams, SequenceOutput, Structured
 from devices.cpu.device import CpuDevice
 from devices.cpu.native.library import find_native
 from tests.core.speculate.random_heads import write_heads
@@ -85,7 +87,7 @@ def same(model: Path, least: int = 100, **options: Any) -> Served:
     assert replayed.ids == plain.ids
     assert replayed.logprobs == plain.logprobs
     assert plain.num_replayed == 0
-    assert (plain.plan.replayed_seqs, plain.plan.decided_by["replayed_seqs"]) == (0, "asked for (enforce_eager)")
+    assert (plain.plan.replayed_tokens, plain.plan.decided_by["replayed_tokens"]) == (0, "asked for (enforce_eager)")
     assert replayed.num_replayed >= least
     assert replayed.num_preemptions == plain.num_preemptions
     return replayed
@@ -96,8 +98,30 @@ def test_a_mixed_workload(depth: int, tiny_llama_dir: Path) -> None:
     served = same(tiny_llama_dir, pipeline_depth=depth)
     assert served.num_preemptions > 0
     assert served.num_cached > 0
-    assert served.plan.replayed_seqs == 4
-    assert any("with one token each are replayed" in note for note in served.plan.notes)
+    assert served.plan.replayed_tokens == 4
+    assert any("tokens that all draw are replayed" in note for note in served.plan.notes)
+
+
+def test_steps_that_record_are_told(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is slower in which its shape comes up first; the same again, of other lengths, is not."""
+    outputs: list[StepOutput] = []
+    update = Scheduler.update
+
+    def watched(self: Scheduler, output: StepOutput) -> list[SequenceOutput]:
+        outputs.append(output)
+        return update(self, output)
+
+    monkeypatch.setattr(Scheduler, "update", watched)
+    engine = Engine(EngineConfig(model=str(tiny_llama_dir), device="cpu", dtype="bfloat16", num_kv_blocks=40))
+    front = Front(engine.info(), [])
+    for number in range(2):
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        engine.add(front.request([5, 6, 7 + number], params, request_id=str(number)))
+        engine.add(front.request([9 + number] * 8, params, request_id=f"beside {number}"))
+        while engine.busy:
+            engine.step()
+    engine.close()
+    assert [output.compiled for output in outputs] == [False, True, *[False] * 6]
 
 
 def test_preempted_sequences_that_are_swapped(tiny_llama_dir: Path) -> None:
@@ -109,11 +133,13 @@ def test_batch_invariant(tiny_llama_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "mtp", "model"])
-def test_drafts(drafter: str, tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """What foretells reads hidden states of a replayed forward; steps with drafts are none."""
+def test_drafts(drafter: str, tmp_path: Path, tiny_llama_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All parts of a step with drafts are replayed, and what foretells reads hidden states of a replayed forward."""
     path = write_heads(tmp_path / "heads", tiny_llama_dir, 2) if drafter == "mtp" else tiny_llama_dir
     speculative = "ngram" if drafter == "ngram" else f"{drafter}:{path}:2"
-    same(tiny_llama_dir, least=10, speculative=speculative, num_kv_blocks=40)
+    with caplog.at_level(logging.WARNING):
+        same(tiny_llama_dir, least=150, speculative=speculative, num_kv_blocks=40)
+    assert "not replayed" not in caplog.text
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma3"])
@@ -138,7 +164,7 @@ def test_what_a_device_cannot_replay_runs_and_is_said(tmp_path: Path, caplog: py
 def test_watched_kernels_are_not_replayed(tiny_llama_dir: Path, tmp_path: Path) -> None:
     served = serve(tiny_llama_dir, turns=1, num_kv_blocks=40, profile=str(tmp_path / "trace.json"))
     assert served.num_replayed == 0
-    assert served.plan.decided_by["replayed_seqs"] == "kernels are watched, one by one"
+    assert served.plan.decided_by["replayed_tokens"] == "kernels are watched, one by one"
 
 
 def test_memory_does_not_grow_with_steps(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

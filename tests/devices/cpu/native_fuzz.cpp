@@ -107,11 +107,17 @@ static void select(const Kernels* kernels) {
   auto ids = below(num, 0, 9), taken = ids, last_ids = below(have, 0, 9);
   kernels->gather({reinterpret_cast<const uint8_t*>(x.data()), have, 2 * columns, 2 * columns, rows.data(), first, num,
                    reinterpret_cast<uint8_t*>(y.data())});
-  kernels->take_ids({ids.data(), rows.data(), last_ids.data(), num, have, taken.data()});
+  kernels->take_ids({ids.data(), rows.data(), last_ids.data(), 1, num, have, taken.data()});
   kernels->put_ids({last_ids.data(), rows.data(), taken.data(), num, have});
   kernels->greedy({logits.data(), num, columns, columns, ids.data()});
   for (int32_t id : ids)
     if (id < -1 || id >= columns) exit(3);
+  const int64_t drafts = rand() % 9;
+  const auto drafted = below(num * drafts, -1, 3), sampled = below(num * (drafts + 1), -1, 3);
+  auto kept = lens, right = lens;
+  kernels->spec_verify({drafted.data(), sampled.data(), sampled.data(), num, drafts, right.data(), kept.data()});
+  for (int32_t one : right)
+    if (one < 0 || one > drafts) exit(3);
   auto starts = below(num + 1, 0, 1), starts_copy = starts, tiles = starts, lens_copy = lens, table_copy = table;
   for (int64_t i = 0; i < num; i++) starts[i + 1] = starts[i] + lens[i];
   kernels->attention_plan({starts.data(), lens.data(), table.data(), num, width, width, starts_copy.data(),

@@ -50,6 +50,19 @@ def test_ids(kernels: SelectKernels) -> None:
     assert put.tolist()[1:] == [92, 12, 91]
 
 
+@pytest.mark.parametrize("num_drafts", [0, 1, 3, 8])
+def test_drafts_that_are_right(num_drafts: int, kernels: SelectKernels) -> None:
+    """Of few ids, so that some agree and others do not; also where nothing could be sampled."""
+    generator = torch.Generator().manual_seed(num_drafts)
+    drafts = torch.randint(-1, 2, (400, num_drafts), generator=generator).int()
+    sampled = torch.randint(-1, 2, (400, num_drafts + 1), generator=generator).int()
+    rows = torch.arange(sampled.numel()).int().view(sampled.shape)
+    found, wanted = (f(drafts, sampled, rows) for f in (kernels.spec_verify, sampling.spec_verify))
+    assert found[0].equal(wanted[0])
+    assert found[1].equal(wanted[1])
+    assert wanted[0].unique().tolist() == list(range(min(num_drafts, int(wanted[0].max())) + 1))
+
+
 def likeliest(kernels: SelectKernels, logits: torch.Tensor) -> list[int]:
     """The ids, after they were compared with the reference's."""
     num = len(logits)
