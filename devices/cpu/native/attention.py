@@ -1,7 +1,7 @@
 """Attention and the KV pool by the library's kernels: prefill, decode and verification in one.
 
 How it works. `attention.h` has the order of the pool and the arithmetic. A plan is what the kernel reads of the step,
-copied, and how many tiles of 8 queries come before each sequence. A token's bits depend on its sequence alone: keys are
+copied, and how many tiles of 16 queries come before each sequence. A token's bits depend on its sequence alone: keys are
 joined in blocks that begin at multiples of 64, and what a row does not see changes nothing of it.
 
 Legend: T tokens, S sequences, B pages in a block table, P pages in the pool, H query heads, Hkv key heads, D head size.
@@ -15,7 +15,7 @@ from core.kernels.dtypes import TORCH_DTYPES
 from core.kernels.reference.kv import KVLayout, Plane, Planes
 from devices.cpu.native import calls, jobs, library
 
-LANES, TILE_TOKENS = 16, 8
+LANES = 16
 HEAD_SIZES = frozenset(range(16, 257, 16))
 PAGE_SIZES = frozenset(range(16, 257, 16))
 

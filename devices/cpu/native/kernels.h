@@ -18,7 +18,7 @@ struct Attention {
   int64_t num_tokens, num_heads, num_kv_heads, head_size;  // head_size: a multiple of 16, at most 256
   const uint16_t *keys, *values;
   int64_t num_pages, page_tokens;                         // page_tokens: a multiple of 16
-  const int32_t *query_starts, *kv_lens, *tile_starts;    // [seqs + 1], [seqs], [seqs + 1]: tiles of 8 queries before
+  const int32_t *query_starts, *kv_lens, *tile_starts;    // [seqs + 1], [seqs], [seqs + 1]: tiles of 16 queries before
   const int32_t* table;                                   // [seqs, table_width] pages
   int64_t num_seqs, table_width;
   float scale, softcap;  // softcap 0: none
@@ -100,7 +100,7 @@ struct PutIds {
   int64_t num, num_rows;
 };
 
-// A copy of what attention reads of a step, and how many tiles of 8 queries come before each sequence.
+// A copy of what attention reads of a step, and how many tiles of 16 queries come before each sequence.
 struct AttentionPlan {
   const int32_t *query_starts, *kv_lens, *table;  // [seqs + 1], [seqs], [seqs, width] with rows table_stride apart
   int64_t num_seqs, width, table_stride;

@@ -66,7 +66,7 @@ static void attend(const Kernels* kernels) {
   std::vector<int32_t> starts(1, 0), lens, tiles(1, 0), table;
   for (int64_t seq = 0; seq < seqs; seq++) {
     const int64_t len = size(width * page), queries = rand() % (len + 1);
-    starts.push_back(starts.back() + queries), lens.push_back(len), tiles.push_back(tiles.back() + (queries + 7) / 8);
+    starts.push_back(starts.back() + queries), lens.push_back(len), tiles.push_back(tiles.back() + (queries + 15) / 16);
     for (int64_t i = 0; i < width; i++) table.push_back(static_cast<int32_t>(pages - 1 - seq * width - i));
   }
   const int64_t tokens = starts.back() + rand() % 3, plane = kv_heads * pages * page * head_size;
