@@ -1,8 +1,8 @@
 """Attention and the KV pool by the library's kernels: prefill, decode and verification in one.
 
 How it works. `attention.h` has the order of the pool and the arithmetic. A plan is what the kernel reads of the step,
-copied, and how many tiles of 16 queries come before each sequence. A token's bits depend on its sequence alone: keys are
-joined in blocks that begin at multiples of 64, and what a row does not see changes nothing of it.
+copied, and how many tiles of 16 queries come before each sequence. A token's bits depend on its sequence alone: keys
+are joined in blocks that begin at multiples of 64, and what a row does not see changes nothing of it.
 
 Legend: T tokens, S sequences, B pages in a block table, P pages in the pool, H query heads, Hkv key heads, D head size.
 """

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from core.kernels.schemes import BLOCK, Q41Weight, Quantised
 from devices.cpu.native import calls, library
+from devices.cpu.native.pages import Pages
 
 GROUP_ROWS, STRIPS, STRIP_ROWS = 64, 4, 16
 HALVES_BYTES = 2 * STRIP_ROWS  # a scale, or a minimum, of each row of a strip
@@ -44,14 +45,15 @@ class LinearKernels:
     def __init__(self, variant: str) -> None:
         kernels = library.load(variant)
         self._multiply = {"dense": kernels.linear_bf16, "q4_1": kernels.linear_q4_1, "q8_0": kernels.linear_q8_0}
+        self._pages = Pages()
 
     def pack_weight(self, w: torch.Tensor | Quantised, *, scheme: str = "dense") -> Tiles:
         """The weight [N, K] in tile order: bfloat16, or of a scheme in UNIT_BYTES."""
         if isinstance(w, torch.Tensor):
-            (num_rows, num_columns), tiles = w.shape, _tile_dense(w)
+            (num_rows, num_columns), tiles = w.shape, _tile_dense(w, self._pages)
         else:
             num_rows, num_columns = len(w.scale), BLOCK * w.scale.shape[1]
-            tiles = _tile_quantised(w, UNIT_BYTES[scheme])
+            tiles = _tile_quantised(w, UNIT_BYTES[scheme], self._pages)
         return Tiles(tiles, tiles.data_ptr(), num_rows, num_columns, self._multiply[scheme])
 
 
@@ -80,19 +82,20 @@ def linear(x: torch.Tensor, handle: Tiles, bias: torch.Tensor | None = None) -> 
     return y
 
 
-def _tile_dense(w: torch.Tensor) -> torch.Tensor:
+def _tile_dense(w: torch.Tensor, pages: Pages) -> torch.Tensor:
     """[N, K] bfloat16 -> [G, U, 64] int32, pairs of K."""
     missing = (0, w.shape[1] % 2, 0, -w.shape[0] % GROUP_ROWS)
     whole = F.pad(w, missing) if any(missing) else w.contiguous()
-    return whole.view(torch.int32).view(-1, GROUP_ROWS, whole.shape[1] // 2).transpose(1, 2).contiguous()
+    tiles = whole.view(torch.int32).view(-1, GROUP_ROWS, whole.shape[1] // 2).transpose(1, 2)
+    return pages.empty(tuple(tiles.shape), tiles.dtype).copy_(tiles)
 
 
-def _tile_quantised(w: Quantised, unit_bytes: int) -> torch.Tensor:
+def _tile_quantised(w: Quantised, unit_bytes: int, pages: Pages) -> torch.Tensor:
     """-> [G, U, 4, unit_bytes] uint8, some groups at a time, because single codes may take twice as many bytes."""
     num_rows, num_units = w.scale.shape
     num_groups = -(-num_rows // GROUP_ROWS)
     order = _order_nibbles if isinstance(w, Q41Weight) else _order_bytes
-    tiles = torch.empty((num_groups, num_units, STRIPS, unit_bytes), dtype=torch.uint8)
+    tiles = pages.empty((num_groups, num_units, STRIPS, unit_bytes), torch.uint8)
     step = max(1, _PIECE // (num_units * BLOCK * GROUP_ROWS))
     for first in range(0, num_groups, step):
         piece = w.rows(first * GROUP_ROWS, (first + step) * GROUP_ROWS)
