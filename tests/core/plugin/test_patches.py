@@ -17,7 +17,7 @@ import core.plugin.device
 from core.config import EngineConfig
 from core.engine.build import describe
 from core.errors import PluginError
-from core.plugin import DeviceFacts, Unavailable
+from core.plugin import DeviceFacts, Unavailable, patches
 from core.plugin.loader import choose, discover
 from tests.plugins import BARE_PLUGIN, install_plugin
 from tests.shares import quick_of
@@ -98,6 +98,18 @@ def test_what_a_broken_plugin_replaced_is_not_the_next_ones_doing(
     found = {c.name: c for c in discover()}
     assert "no driver" in getattr(found["bare"].facts, "reason", "")
     assert isinstance(found["cpu"].facts, DeviceFacts)
+
+
+def test_a_watch_sees_what_changed_since_its_own_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others looked meanwhile: it begins with what the last of them saw, and is no part of them."""
+    early = patches.Watch()
+    monkeypatch.setattr(core.kv.prefix, "KEY_BYTES", 16)
+    late = patches.Watch()
+    assert late.look() == []
+    assert early.look() == [("core.kv.prefix.KEY_BYTES", 16)]
+    assert early.look() == []
+    monkeypatch.setattr(core.kv.prefix, "KEY_BYTES", 17)
+    assert late.look() == [("core.kv.prefix.KEY_BYTES", 17)]
 
 
 @pytest.mark.parametrize(
