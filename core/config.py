@@ -202,13 +202,16 @@ def _choose_length(c: _Choices, config: EngineConfig, model_max_len: int) -> Non
 def _choose_shapes(c: _Choices, config: EngineConfig, facts: DeviceFacts) -> None:
     shapes = facts.shapes
     c.set("shapes", shapes, f"device {facts.name}")
+    step_tokens, step_by = BATCHED_TOKENS, "default"
+    if facts.step_tokens:
+        step_tokens, step_by = facts.step_tokens, f"device {facts.name}"
     limits = (
-        ("max_num_seqs", config.max_num_seqs, shapes.seqs, EngineConfig().max_num_seqs),
-        ("max_num_batched_tokens", config.max_num_batched_tokens, shapes.tokens, BATCHED_TOKENS),
+        ("max_num_seqs", config.max_num_seqs, shapes.seqs, EngineConfig().max_num_seqs, "default"),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, shapes.tokens, step_tokens, step_by),
     )
-    for name, asked, buckets, default in limits:
+    for name, asked, buckets, default, default_by in limits:
         value = default if asked is None else asked
-        by = "asked for" if asked not in (None, default) else "default"
+        by = "asked for" if asked not in (None, default) else default_by
         if buckets and value > buckets[-1]:
             if by == "asked for":
                 raise ConfigError(f"{name} is {value}: device {facts.name} takes at most {buckets[-1]}")

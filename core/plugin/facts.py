@@ -73,6 +73,8 @@ class DeviceFacts:
     shapes                step shapes the device accepts
     replayed_tokens       where any shape will do: `Device.compile` is for steps of up to so many tokens that all
                           draw, as those of decoding do, drafts included; 0: for none
+    step_tokens           tokens past which a larger step computes each of them no faster: the default of
+                          max_num_batched_tokens; 0: not known
     max_depth             largest useful pipeline depth (0: host and device share the processor)
     peaks                 what it can reach at best
     """
@@ -91,6 +93,7 @@ class DeviceFacts:
     torch_extension: str | None = None
     shapes: ShapePolicy = field(default_factory=ShapePolicy)
     replayed_tokens: int = 0
+    step_tokens: int = 0
     max_depth: int = 1
     peaks: Peaks = field(default_factory=Peaks)
 

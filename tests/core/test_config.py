@@ -80,6 +80,20 @@ def test_what_is_replayed(asked: dict[str, Any], most: int, why: str) -> None:
     assert decided(plan(EngineConfig(**asked), facts(replayed_tokens=64)), "replayed_tokens") == (most, why)
 
 
+@pytest.mark.parametrize(
+    ("asked", "known", "tokens", "why"),
+    [
+        (None, 768, 768, "device warp"),
+        (None, 0, 2048, "default"),
+        (2048, 768, 2048, "asked for"),
+        (4096, 0, 4096, "asked for"),
+    ],
+)
+def test_how_large_steps_are(asked: int | None, known: int, tokens: int, why: str) -> None:
+    made = plan(EngineConfig(max_num_batched_tokens=asked), facts(step_tokens=known))
+    assert decided(made, "max_num_batched_tokens") == (tokens, why)
+
+
 # The defaults
 
 
