@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 
@@ -110,6 +111,9 @@ def send(socket: zmq.Socket[bytes], message: FromEngine) -> None:
 
 def main() -> int:
     """Load, then serve. Exit code 2: could not start; 1: could not go on. The reason goes to the server."""
+    # Ctrl-C and a service's stop reach the whole group: the server alone decides how requests under way end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raw = sys.stdin.buffer.readline()
     if not raw:
         return 0

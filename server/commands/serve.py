@@ -64,6 +64,12 @@ def _door(
 ) -> "Door":
     from server.app import Door
 
+    if not all(api_key):
+        raise typer.BadParameter(
+            "a key is empty, which every request has: give one, or leave it out", param_hint="--api-key"
+        )
+    if max_body_bytes < 1:
+        raise typer.BadParameter(f"{max_body_bytes} lets no request in: give 1 at least", param_hint="--max-body-bytes")
     return Door(
         keys=(*api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])),
         origins=parse_list(allowed_origins),

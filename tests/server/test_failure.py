@@ -1,6 +1,7 @@
 """The engine process is killed: clients hear of it, /health says so, nothing hangs."""
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from processes import CORE, Server, serve
 
 LONG = {"model": "smollm2", "max_tokens": 8000, "ignore_eos": True}
@@ -80,6 +82,22 @@ def test_terminated_while_clients_wait(tmp_path: Path) -> None:
         next(response.iter_lines())
         server.process.terminate()
         assert server.process.wait(15) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_lets_requests_finish(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C in a terminal, and services that are stopped, reach the engine, too: it goes on until its server ends."""
+    with serve(tmp_path, *NULL) as server:
+        body = LONG | {"prompt": [5], "max_tokens": 600, "stream": True}
+        with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.engine().send_signal(number)
+            server.process.send_signal(number)
+            events = [line for line in lines if line]
+        assert server.process.wait(15) == 0
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_frozen_engine_shows_in_health(null_server: Server) -> None:

@@ -117,3 +117,9 @@ def test_port_in_use() -> None:
 @pytest.mark.parametrize("host", quick_of(["256.1.1.1", "no-such-host.invalid"], "256.1.1.1"))
 def test_wrong_host(host: str) -> None:
     assert host in refused("--device", "null", "--host", host)
+
+
+@pytest.mark.parametrize("flag", [("--api-key", ""), ("--max-body-bytes", "0")])
+def test_a_door_that_lets_everybody_in_or_nobody(flag: tuple[str, str]) -> None:
+    """An empty key is what every request has that brings none: such a server would be open."""
+    assert flag[0] in refused("--device", "null", *flag)
