@@ -22,6 +22,9 @@ from core.errors import ConfigError, RequestError
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTEXT_TOKENS = 8
 
+LONG_CHARS = 20_000
+"""A text from which on encoding takes milliseconds, in which other threads must be able to run."""
+
 
 class Tokenizer:
     """A tokenizer. Safe to use from several threads."""
@@ -60,7 +63,10 @@ class Tokenizer:
             raise RequestError(
                 f"the text has half of a character at position {error.start}: send valid Unicode"
             ) from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) < LONG_CHARS:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Of the library's calls, only those for batches let other threads run meanwhile.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, as of the start of a text."""

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -241,3 +243,16 @@ def test_a_stop_string_may_be_part_of_the_output() -> None:
     assert finder.push("more") == ("", "##a")
     finder = StopStrings(["##"], included=True)
     assert (finder.push("one #"), finder.flush()) == (("one ", None), ("#", None))
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    text = "word " * 400_000
+    work = threading.Thread(target=byte_level.encode, args=(text,))
+    began_s, longest_s = time.monotonic(), 0.0
+    last_s = began_s
+    work.start()
+    while work.is_alive():
+        time.sleep(0.002)
+        now_s = time.monotonic()
+        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+    assert longest_s < (last_s - began_s) / 2
