@@ -1,5 +1,6 @@
 """The command `core`. Every error that core raises on purpose becomes one line on stderr and exit code 2."""
 
+import errno
 import os
 import sys
 from importlib.metadata import entry_points
@@ -44,6 +45,13 @@ measured five times slower beside one. Bounded, a quiet machine loses about a te
 """
 
 
+READER_GONE = 141
+"""Exit code where nobody reads the output any more, as of a program that SIGPIPE ends."""
+
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR)
+"""Errors of a place to write to that no check foresees, or that it does not have to."""
+
+
 def main() -> NoReturn:
     """Entry point of the console script."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded, here or in a process from here
@@ -53,6 +61,14 @@ def main() -> NoReturn:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CoreError as error:
         code = fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
+        code = READER_GONE
+    except OSError as error:
+        if error.errno not in OF_THE_MACHINE:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        code = fail(f"{error.strerror}{where}: nothing more could be written; make room, or name another place")
     except typer.TyperException as error:
         code = fail(f"{error.format_message()} (see core --help)")
     except (KeyboardInterrupt, typer.Abort):

@@ -187,3 +187,20 @@ def test_bench_beside_transformers() -> None:
     measured = json.loads(done.stdout)
     assert [r["runner"] for r in measured["results"]] == ["core", "transformers"] * 2
     assert any(v.startswith("transformers 5") for v in measured["versions"])
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([CORE, "devices", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: No space left")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("args", [("convert", "smollm2"), ("train-mtp", "smollm2", "--out")])
+def test_a_file_where_a_folder_is_to_be(tmp_path: Path, args: tuple[str, ...]) -> None:
+    (tmp_path / "taken").touch()
+    done = run_core(*args, str(tmp_path / "taken"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "taken" in done.stderr
