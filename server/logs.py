@@ -4,6 +4,7 @@ programs (--log-format json: one object a line, also for each request, with its 
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal, Protocol
 
@@ -42,9 +43,10 @@ class TextLog:
     """For people."""
 
     def plan(self, info: ReadyInfo, sampling: Sequence[Row]) -> None:
-        log_plan(info.plan, info.kernels, info.notes)
-        if sampling:
-            log.print(table("Where a request says nothing", ("what", "value", "decided by"), sampling))
+        with suppress(OSError):
+            log_plan(info.plan, info.kernels, info.notes)
+            if sampling:
+                log.print(table("Where a request says nothing", ("what", "value", "decided by"), sampling))
 
     def serving(self, name: str, address: str) -> None:
         _print(f"{name} is served at {address}")
@@ -90,5 +92,18 @@ def open_log(form: Format) -> Log:
     return JsonLog() if form == "json" else TextLog()
 
 
+class _Lost:
+    """How many entries could not be written since one last was."""
+
+    num = 0
+
+
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
+    """A disk that is full, or a reader that is gone, ends no server and no request: what was lost is told later."""
+    try:
+        if _Lost.num:
+            print(json_line("warning", {"event": "log_lost", "entries": _Lost.num}), file=sys.stderr)  # noqa: T201
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+        _Lost.num = 0
+    except OSError:
+        _Lost.num += 1
