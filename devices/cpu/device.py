@@ -24,8 +24,8 @@ REPLAYED_TOKENS = 64
 
 
 STEP_TOKENS = 768
-"""What larger steps compute between kernels leaves the caches, and is mapped anew by each (`devices.cpu.heap`): a prompt
-of 2048 tokens took a sixth less time in steps of 768."""
+"""What larger steps compute between kernels leaves the caches, and is mapped anew by each of them (`devices.cpu.heap`):
+a prompt of 2048 tokens took a sixth less time in steps of 768."""
 
 
 class CpuDevice(Device):
