@@ -22,6 +22,7 @@ from conformance.certificate import issue, waivers
 from conformance.certificate.records import Declared, Outcome, Predicate, decode_lines, encode_lines
 from conformance.certificate.sections import LEVEL as FULL
 from conformance.certificate.sections import Extra
+from conformance.certificate.sign import private_key
 from conformance.certificate.waivers import Waiver
 from conformance.child import Setting, Task
 from conformance.declare import declare
@@ -99,12 +100,14 @@ def certify(order: Order, progress: Progress) -> Examined:
     allowed = waivers.read_file(order.waivers)
     baseline = _baseline(order.baseline) if full else b""
     operators = _operators(order.only) if full else {}
-    order.folder.mkdir(parents=True, exist_ok=True)
-    (order.folder / issue.SAMPLES).mkdir(exist_ok=True)
-    header, outcomes = _resume(order, suite.tree_sha256, plugin.digest)
     declared = list(declare(target, order.level, order.only))
     if not declared and not operators:
         raise ConfigError(f"--only {order.only!r} matches no case: `core certify --mode support` lists them")
+    for path in order.keys:
+        private_key(path)  # now, and not when hours are spent
+    order.folder.mkdir(parents=True, exist_ok=True)
+    (order.folder / issue.SAMPLES).mkdir(exist_ok=True)
+    header, outcomes = _resume(order, suite.tree_sha256, plugin.digest)
     tasks = [d.task for d in declared if not d.unsupported]
     tasks += [Task(fates.ROW, title, name) for title in fates.titles(operators)]
     root = identity.root_seed(suite.tree_sha256, plugin.digest, header.nonce)

@@ -24,11 +24,12 @@ def with_kv_blocks(
     free_bytes   of device memory
 
     A number asked for is that of the first group.
-    Raises: ConfigError when one sequence of the length asked for does not fit.
+    Raises: ConfigError when there is no memory for it, or one sequence of the length asked for does not fit.
     """
     shares = _shares(plan, groups, page_bytes)
     if config.num_kv_blocks is not None:
         num, by = config.num_kv_blocks, "asked for"
+        _check_memory((num, *shares.split(num)[1:]), page_bytes, shares.within(free_bytes), free_bytes)
     else:
         share = int(free_bytes * plan.memory_utilization)
         num = shares.within(share)
@@ -46,6 +47,16 @@ def with_kv_blocks(
         )
     decided = {**plan.decided_by, "max_model_len": "what the KV pages hold"}
     return replace(plan, max_model_len=holds, decided_by=decided)
+
+
+def _check_memory(pages: tuple[int, ...], page_bytes: tuple[int, ...], most: int, free_bytes: int) -> None:
+    """Raises: ConfigError when there is too little memory for so many pages of each group."""
+    need = sum(num * size for num, size in zip(pages, page_bytes, strict=True))
+    if need > free_bytes:
+        raise ConfigError(
+            f"num_kv_blocks is {pages[0]}: they take {need / 2**20:,.0f} MiB, and {free_bytes / 2**20:,.0f} MiB "
+            f"are free; ask for {most} at most"
+        )
 
 
 def _shares(plan: Plan, groups: tuple[KVGroup, ...], page_bytes: tuple[int, ...]) -> PageShares:

@@ -36,7 +36,7 @@ def sign(payload: bytes, keys: list[Path]) -> bytes:
     """An envelope around `payload`, signed with each private key (PEM). Raises: ConfigError for what is no such key."""
     signatures = []
     for path in keys:
-        key = _private(path)
+        key = private_key(path)
         sig = base64.b64encode(key.sign(_encoded(payload))).decode()
         signatures.append(Signature(_key_id(key.public_key()), sig))
     envelope = Envelope(PAYLOAD_TYPE, base64.b64encode(payload).decode(), signatures)
@@ -76,7 +76,7 @@ def _encoded(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def _private(path: Path) -> Ed25519PrivateKey:
+def private_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

@@ -2,6 +2,7 @@
 
 from fastapi import Request
 
+from core.errors import RequestError
 from server.errors import TooLargeError
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -9,7 +10,14 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
 async def read(http: Request) -> bytes:
-    """The body. Raises: TooLargeError when it is longer than the operator allows, before all of it has come."""
+    """The body.
+
+    Raises: TooLargeError when it is longer than the operator allows, before all of it has come; RequestError when it is
+    compressed.
+    """
+    encoding = http.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RequestError(f"Content-Encoding is {encoding!r}: bodies are read as they come; send it uncompressed")
     limit: int = http.app.state.max_body_bytes
     announced = http.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:

@@ -119,3 +119,11 @@ def test_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
         certify(Order("chip", tmp_path / "bundle", "full", baseline=Path(__file__)), lambda *_: None)
     with pytest.raises(ConfigError, match="matches no case"):
         certify(Order("chip", tmp_path / "bundle", only="nothing/*"), lambda *_: None)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.usefixtures("right")
+def test_a_wrong_key_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such key"):
+        certify(Order("chip", tmp_path / "bundle", keys=[tmp_path / "no such key"]), lambda *_: None)
+    assert not (tmp_path / "bundle").exists()

@@ -282,7 +282,15 @@ def test_pages_from_the_share_of_the_memory() -> None:
 
 
 def test_pages_that_are_asked_for() -> None:
-    assert decided(kv(small(), free=1, num_kv_blocks=15), "num_kv_blocks") == ((15,), "asked for")
+    """Of all memory that is free, not of a share of it."""
+    assert decided(kv(small(), free=150, num_kv_blocks=15), "num_kv_blocks") == ((15,), "asked for")
+
+
+@pytest.mark.parametrize(("free", "page_bytes", "most"), [(149, (10,), 14), (310, (10, 11), 14)])
+def test_pages_that_there_is_no_memory_for(free: int, page_bytes: tuple[int, ...], most: int) -> None:
+    with pytest.raises(ConfigError, match=f"num_kv_blocks is 15: .* are free; ask for {most} at most"):
+        kv(small(), free=free, page_bytes=page_bytes, num_kv_blocks=15)
+    assert kv(small(), free=free, page_bytes=page_bytes, num_kv_blocks=most).num_kv_blocks[0] == most
 
 
 def test_the_length_follows_from_the_pages_where_none_was_asked_for() -> None:

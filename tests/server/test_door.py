@@ -1,5 +1,6 @@
 """Who may come in: keys, origins, sizes. And what is written down of it."""
 
+import gzip
 import json
 
 import httpx
@@ -81,6 +82,14 @@ def test_bodies_that_are_too_long(guarded_server: Server) -> None:
         assert "20000" in message
         assert "--max-body-bytes" in message
     assert guarded_server.post("/v1/completions", BODY).status_code == 200
+
+
+def test_compressed_bodies(guarded_server: Server) -> None:
+    body = gzip.compress(json.dumps(BODY).encode())
+    headers = {**guarded_server.headers, "Content-Encoding": "gzip"}
+    answer = httpx.post(f"{guarded_server.base_url}/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("Content-Encoding is 'gzip': ")
 
 
 def preflight(server: Server, origin: str) -> httpx.Response:

@@ -1,5 +1,7 @@
 """Logs on a full disk: the server starts, answers, and keeps its clients' connections."""
 
+import errno
+import io
 import socket
 import subprocess
 from pathlib import Path
@@ -9,12 +11,46 @@ import pytest
 from processes import CORE
 from test_failure import within
 
+from server.logs import Format, JsonLog, TextLog
+
 
 def _answers(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.ConnectError:
         return False
+
+
+class Full(io.StringIO):
+    """Takes nothing while it is full."""
+
+    full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [("json", '"event":"log_lost","entries":2'), ("text", "warning: 2 lines before this one could not be written")],
+)
+def test_what_was_lost_is_told(form: Format, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's other logs stay as the tests have them."""
+    monkeypatch.setattr("server.logs.log_as_json", lambda: None)
+    file = Full()
+    monkeypatch.setattr("sys.stderr", file)
+    log = TextLog() if form == "text" else JsonLog()
+    log.warn("first")
+    log.fail("second")
+    file.full = False
+    log.warn("third")
+    log.warn("fourth")
+    lost, third, fourth = file.getvalue().splitlines()
+    assert told in lost
+    assert "third" in third
+    assert "fourth" in fourth
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
