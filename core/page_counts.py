@@ -29,12 +29,14 @@ def with_kv_blocks(
     shares = _shares(plan, groups, page_bytes)
     if config.num_kv_blocks is not None:
         num, by = config.num_kv_blocks, "asked for"
-        _check_memory((num, *shares.split(num)[1:]), page_bytes, shares.within(free_bytes), free_bytes)
     else:
         share = int(free_bytes * plan.memory_utilization)
         num = shares.within(share)
         by = "every sequence at full length" if num == shares.useful else f"{share / 2**20:,.0f} MiB for KV"
-    pages = shares.split(num) if config.num_kv_blocks is None else (num, *shares.split(num)[1:])
+    pages = shares.split(num)
+    if config.num_kv_blocks is not None:
+        pages = num, *pages[1:]
+        _check_memory(pages, page_bytes, shares.within(free_bytes), free_bytes)
     plan = replace(plan, num_kv_blocks=pages, decided_by={**plan.decided_by, "num_kv_blocks": by})
     if all(have >= need for have, need in zip(pages, shares.enough, strict=True)):
         return plan

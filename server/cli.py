@@ -45,9 +45,6 @@ measured five times slower beside one. Bounded, a quiet machine loses about a te
 """
 
 
-READER_GONE = 141
-"""Exit code where nobody reads the output any more, as of a program that SIGPIPE ends."""
-
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR)
 """Errors of a place to write to that no check foresees, or that it does not have to."""
 
@@ -61,9 +58,6 @@ def main() -> NoReturn:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CoreError as error:
         code = fail(str(error))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
-        code = READER_GONE
     except OSError as error:
         if error.errno not in OF_THE_MACHINE:
             raise

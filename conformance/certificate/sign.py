@@ -77,6 +77,7 @@ def _encoded(payload: bytes) -> bytes:
 
 
 def private_key(path: Path) -> Ed25519PrivateKey:
+    """The key in a PEM file. Raises: ConfigError for what is none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

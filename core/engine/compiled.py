@@ -19,6 +19,7 @@ import torch
 from core.clock import SYSTEM
 from core.engine.columns import FULL_SORT
 from core.engine.pack import Packer
+from core.engine.shaped import ShapedStep, shapes_alone
 from core.engine.step_input import DrawInput, ShapeKey, StepInput
 from core.errors import DeviceError
 
@@ -60,15 +61,14 @@ class Compiles:
         self.seconds += seconds
 
 
-class CompiledStep:
+class CompiledStep(ShapedStep):
     """As `StepFunction`, with its halves compiled for each shape.
 
     has_lost   a function failed that was given the KV cache or the ids drawn last: they are gone
     """
 
     def __init__(self, step: StepFunction, device: Device) -> None:
-        self._step, self._device = step, device
-        self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        super().__init__(step, device)
         self.compiles = Compiles()
         self.has_lost = False
 
@@ -76,7 +76,7 @@ class CompiledStep:
         self, w: Weights, x: StepInput, last_ids: torch.Tensor, kv: list[list[Planes]]
     ) -> tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]:
         found: tuple[torch.Tensor, torch.Tensor, Carry | None, list[list[Planes]]]
-        found = self._run(_key("forward", x), self._step.forward, (3,), w, _shapes_alone(x), last_ids, kv)
+        found = self._run(_key("forward", x), self._step.forward, (3,), w, shapes_alone(x), last_ids, kv)
         return found
 
     def draw(
@@ -87,15 +87,9 @@ class CompiledStep:
         found = self._run(key, self._step.draw, (2,), x, logits_LV, last_ids, grammar_LW)
         return found
 
-    @property
-    def foretell(self) -> Callable[..., Any] | None:
-        """As `StepFunction.foretell`."""
-        return self._foretell if self._step.foretell else None
-
     def _foretell(self, w: Weights, x: StepInput, carry: Carry, *tables: Any) -> Any:
-        function = self._step.foretell
-        assert function is not None
-        return self._run(_key("foretell", x), function, (4, 5), w, _shapes_alone(x), carry, *tables)
+        assert self._step.foretell is not None
+        return self._run(_key("foretell", x), self._step.foretell, (4, 5), w, shapes_alone(x), carry, *tables)
 
     def report(self, x: DrawInput, logits_LV: torch.Tensor, last_ids: torch.Tensor) -> Reported | None:
         if x.extras is None or x.extras.num_logprobs is None:
@@ -126,11 +120,6 @@ class CompiledStep:
 
 def _key(half: str, x: StepInput) -> tuple[Any, ...]:
     return half, x.key.tokens, x.key.seqs, x.key.blocks, x.key.logits
-
-
-def _shapes_alone(x: StepInput) -> StepInput:
-    """Without what is of one step alone."""
-    return replace(x, host=None, extras=None)
 
 
 def warm_up(

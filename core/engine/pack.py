@@ -69,8 +69,8 @@ class Packer:
     ) -> None:
         """num_drafts    of an item, at most
         num_ahead     passes that foretell
-        replayed_tokens   steps of up to so many tokens that all draw have few shapes
         keeps_first   their first token of a text is that of the text, whatever the pass
+        replayed_tokens   steps of up to so many tokens that all draw have few shapes; 0: none has
         """
         self._device = device
         self._num_drafts, self._num_ahead, self._keeps_first = num_drafts, num_ahead, keeps_first

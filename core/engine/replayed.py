@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from core.engine.pack import Packer
+from core.engine.shaped import ShapedStep, shapes_alone
 from core.engine.step_input import DrawInput, ShapeKey, StepInput
 from core.plugin.device import CannotCompile
 
@@ -31,15 +31,15 @@ _log = logging.getLogger(__name__)
 Shape = tuple[int, ...]
 
 
-class ReplayedStep:
+class ReplayedStep(ShapedStep):
     """As `StepFunction`; steps of up to `most` tokens that all draw are replayed.
 
     num_replayed   parts of steps so far
     """
 
     def __init__(self, step: StepFunction, device: Device, most: int) -> None:
-        self._step, self._device, self._most = step, device, most
-        self._made: dict[tuple[str, Shape], Callable[..., Any]] = {}
+        super().__init__(step, device)
+        self._most = most
         self._inputs: dict[Shape, StepInput] = {}
         self._shape: Shape | None = None  # of the step whose forward was replayed last
         self.report = step.report
@@ -62,7 +62,7 @@ class ReplayedStep:
         """Without what is of one step alone; the packer gives the same tensors for a shape each time."""
         bare = self._inputs.get(shape)
         if bare is None or bare.token_ids is not x.token_ids:
-            bare = self._inputs[shape] = replace(x, host=None, extras=None)
+            bare = self._inputs[shape] = shapes_alone(x)
         return bare
 
     def draw(
@@ -75,22 +75,12 @@ class ReplayedStep:
         found = self._run("draw", shape, self._step.draw, (2,), x, logits_LV, last_ids)
         return found
 
-    @property
-    def num_compiled(self) -> int:
-        """Parts of steps, each for a shape of its own."""
-        return len(self._made)
-
-    @property
-    def foretell(self) -> Callable[..., Any] | None:
-        """As `StepFunction.foretell`."""
-        return self._foretell if self._step.foretell else None
-
     def _foretell(self, w: Weights, x: StepInput, carry: Carry, *tables: Any) -> Any:
-        function = self._step.foretell
-        assert function is not None
+        assert self._step.foretell is not None
         if self._shape is None:
-            return function(w, x, carry, *tables)
-        return self._run("foretell", self._shape, function, (4, 5), w, self._bare(self._shape, x), carry, *tables)
+            return self._step.foretell(w, x, carry, *tables)
+        bare = self._bare(self._shape, x)
+        return self._run("foretell", self._shape, self._step.foretell, (4, 5), w, bare, carry, *tables)
 
     def _run(self, half: str, shape: Shape, function: Callable[..., Any], given: tuple[int, ...], *args: Any) -> Any:
         made = self._made.get((half, shape))

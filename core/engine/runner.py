@@ -96,7 +96,7 @@ class Runner:
         self.transfers.start(plan, self.kv)
         if x is None:
             return Flight(self.transfers, plan.waits)
-        num_compiled = self._num_compiled
+        num_made = self._num_made
         logits_LV, hidden_LE, carry, self.kv = self._step.forward(self.weights, x, self._last_ids, self.kv)
         drawn = self._step.draw(x.draws, logits_LV, self._last_ids, self._masks(plan, x))
         ids_L, self._last_ids, num_accepted_L = drawn
@@ -125,13 +125,14 @@ class Runner:
             embeds=plan.embeds,
             beside=beside,
             foretold=foretold,
-            compiled=self._num_compiled > num_compiled,
+            compiled=self._num_made > num_made,
         )
 
     @property
-    def _num_compiled(self) -> int:
-        """Parts of steps so far, each for a shape of its own."""
-        return self._replayed.num_compiled if self._replayed else self.compiles.num
+    def _num_made(self) -> int:
+        """Parts of steps that the device made for their shape so far."""
+        shaped = self._compiled or self._replayed
+        return shaped.num_made if shaped else 0
 
     def _arriving(self, values: torch.Tensor, arrived: list[Event]) -> torch.Tensor:
         """Where these are on the host once all of `arrived` has come."""

@@ -197,6 +197,14 @@ def test_a_full_disk_is_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_reader_that_is_gone_ends_the_command_without_a_word() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run([CORE, "devices", "--json"], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize("args", [("convert", "smollm2"), ("train-mtp", "smollm2", "--out")])
 def test_a_file_where_a_folder_is_to_be(tmp_path: Path, args: tuple[str, ...]) -> None:
     (tmp_path / "taken").touch()

@@ -113,6 +113,7 @@ void join_rows(const Attention& job, State& state, const Rows& rows, const Keys&
     join_rows<M - 1>(job, state, rows, some, num);
   }
 }
+
 inline void attend_blocks(const Attention& job, const Rows* blocks, int, int64_t seq, int64_t kv_head) {
   const Rows& rows = blocks[0];
   State state;
