@@ -14,7 +14,7 @@ from core.speculate.lengths import Drafts, Lengths, Record
 _JUDGE, _PATIENCE = 2, 3  # steps with ids foretold; times in a row that it did not pay
 _LEAST_WORTH = 1.05  # of tokens a second with foretelling over those without
 _RETRY = 32  # sequences that are not followed, of as many as run together, for one that is all the same
-_ENOUGH, _FADES = 32, 0.01  # draws that tell whether foretelling pays, and how fast old steps count less
+_ENOUGH, _FADES = 32, 0.03  # draws that tell whether foretelling pays, and how fast old steps count less
 _OF_MANY = 8  # sequences whose draws tell about new ones
 
 

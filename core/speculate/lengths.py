@@ -2,13 +2,16 @@
 
 A step with j drafts takes as long as steps of that many tokens took lately (`core.speculate.times`), and emits a token
 for each draw and each right draft. Drafts are taken in the order of their chance, and as many of them as give the most
-tokens a second; none where that is hardly more than without. What is not known is found out: a step of a new size, and
-now and then one of a size that is always given drafts, has none, and one of a size that never is has some; the chance
-of a sequence that does not draft drifts back to what is expected of strangers, so that it is tried again.
+tokens a second; none where that is hardly more than without. But a step is longer for all, and a sequence whose drafts
+are wrong has nothing of it: so a step is no longer than what every sequence has of drafts, in this step or over its
+life, makes up for. What is not known is found out: a step of a new size, and now and then one of a size that is always
+given drafts, has none, and one of a size that never is has some; the chance of a sequence that does not draft drifts
+back to what is expected of strangers, so that it is tried again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -21,6 +24,7 @@ _NEWS, _DRIFT = 0.1, 0.005  # weights of one outcome, and of one draw without dr
 _REFRESH = 16  # steps with drafts after which their size without any is measured again
 _LEAST_GAIN = 1.1  # less than that is lost in what is not measured, and in what is measured badly
 _TRY, _MAY_GAIN = 128, 0.7  # steps without drafts after which some are tried, and what these must gain at least
+_LEAST_PACE = 0.96  # of a sequence beside itself without drafts, over its life
 _WORTH = 0.2  # right drafts a draw that are worth a wait for the draw before
 _TRIAL, _EVERY = 8, 64
 
@@ -34,12 +38,17 @@ class Record:
     """How good the drafts of one sequence are.
 
     chance   that a draft is right if those before it are
+    pace     tokens a draw so far; of the first few draws nothing is asked
     """
 
     def __init__(self, expected: float = EXPECTED) -> None:
         self.chance = self._expected = expected
         self._num_right_a_draw = 1.0
-        self._num_draws = 0
+        self._num_draws = self._num_right = 0
+
+    @property
+    def pace(self) -> float:
+        return 1 + self._num_right / self._num_draws if self._num_draws >= _TRIAL else math.inf
 
     @property
     def waits(self) -> bool:
@@ -49,6 +58,7 @@ class Record:
     def add(self, num: int, num_right: int) -> None:
         """A draw came with so many drafts, and so many of them were right."""
         self._num_draws += 1
+        self._num_right += num_right
         self._num_right_a_draw += _NEWS * (num_right - self._num_right_a_draw)
         for _ in range(num_right):
             self.chance += _NEWS * (1 - self.chance)
@@ -83,7 +93,7 @@ class Lengths:
         if not ranked or self._ages.get(size, _REFRESH) >= _REFRESH:
             return counts
         rates = self._rates(ranked, num_tokens, num_draws)
-        if num := _num_taken(rates) or self._num_tried(rates):
+        if num := self._num_taken(rates, drafts, ranked, num_tokens, num_draws) or self._num_tried(rates):
             self._ages[size] += 1
             for _, _, i in ranked[:num]:
                 counts[i] += 1
@@ -100,8 +110,16 @@ class Lengths:
 
     def best_rate(self, drafts: Drafts, num_draws: int) -> float:
         """Tokens a second, in the unit of `times`, of sequences that decode with as many of their drafts as pay."""
-        rates = self._rates(_ranked(drafts), num_draws, num_draws)
-        return float(rates[_num_taken(rates)])
+        ranked = _ranked(drafts)
+        rates = self._rates(ranked, num_draws, num_draws)
+        return float(rates[self._num_taken(rates, drafts, ranked, num_draws, num_draws)])
+
+    def _num_taken(self, rates: Floats, drafts: Drafts, ranked: list[_Ranked], num_tokens: int, num_draws: int) -> int:
+        """How many drafts, by tokens a second with none, one, ... of them; none that would slow a sequence down."""
+        times = self.times.whole(num_tokens + np.arange(len(rates), dtype=np.float64))
+        kept = _least_tokens(drafts, ranked, num_draws) * times[0] >= _LEAST_PACE * times
+        best = int(np.where(kept, rates, 0.0).argmax())
+        return best if rates[best] >= _LEAST_GAIN * rates[0] else 0
 
     def _rates(self, ranked: list[_Ranked], num_tokens: int, num_draws: int) -> Floats:
         """Tokens a second, with none, one, ... of the drafts."""
@@ -110,10 +128,15 @@ class Lengths:
         return emitted / self.times.whole(sizes)
 
 
-def _num_taken(rates: Floats) -> int:
-    """How many drafts, by tokens a second with none, one, ... of them."""
-    best = int(rates.argmax())
-    return best if rates[best] >= _LEAST_GAIN * rates[0] else 0
+def _least_tokens(drafts: Drafts, ranked: list[_Ranked], num_draws: int) -> Floats:
+    """With none, one, ... of the drafts: the least that any sequence has of a draw, in this step or over its life."""
+    if len(drafts) < num_draws:  # some have no drafter
+        return np.ones(len(ranked) + 1)
+    own = np.zeros((len(ranked) + 1, len(drafts)))
+    for row, (chance, _, i) in enumerate(ranked, 1):
+        own[row, i] = -chance
+    life = np.array([record.pace for record, _ in drafts])
+    return np.asarray(np.maximum(1 + own.cumsum(0), life).min(1))
 
 
 def _ranked(drafts: Drafts) -> list[_Ranked]:
