@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from core.speculate.times import Floats, Times
 
@@ -92,8 +93,8 @@ class Lengths:
         size = _rounded(num_tokens)
         if not ranked or self._ages.get(size, _REFRESH) >= _REFRESH:
             return counts
-        rates = self._rates(ranked, num_tokens, num_draws)
-        if num := self._num_taken(rates, drafts, ranked, num_tokens, num_draws) or self._num_tried(rates):
+        rates, kept = self._rates(drafts, ranked, num_tokens, num_draws)
+        if num := _num_taken(rates, kept) or self._num_tried(rates):
             self._ages[size] += 1
             for _, _, i in ranked[:num]:
                 counts[i] += 1
@@ -110,22 +111,22 @@ class Lengths:
 
     def best_rate(self, drafts: Drafts, num_draws: int) -> float:
         """Tokens a second, in the unit of `times`, of sequences that decode with as many of their drafts as pay."""
-        ranked = _ranked(drafts)
-        rates = self._rates(ranked, num_draws, num_draws)
-        return float(rates[self._num_taken(rates, drafts, ranked, num_draws, num_draws)])
+        rates, kept = self._rates(drafts, _ranked(drafts), num_draws, num_draws)
+        return float(rates[_num_taken(rates, kept)])
 
-    def _num_taken(self, rates: Floats, drafts: Drafts, ranked: list[_Ranked], num_tokens: int, num_draws: int) -> int:
-        """How many drafts, by tokens a second with none, one, ... of them; none that would slow a sequence down."""
-        times = self.times.whole(num_tokens + np.arange(len(rates), dtype=np.float64))
-        kept = _least_tokens(drafts, ranked, num_draws) * times[0] >= _LEAST_PACE * times
-        best = int(np.where(kept, rates, 0.0).argmax())
-        return best if rates[best] >= _LEAST_GAIN * rates[0] else 0
-
-    def _rates(self, ranked: list[_Ranked], num_tokens: int, num_draws: int) -> Floats:
-        """Tokens a second, with none, one, ... of the drafts."""
+    def _rates(
+        self, drafts: Drafts, ranked: list[_Ranked], num_tokens: int, num_draws: int
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Tokens a second, with none, one, ... of the drafts, and whether no sequence would be slowed down."""
         emitted = num_draws + np.concatenate([[0], np.cumsum([-chance for chance, _, _ in ranked])])
-        sizes = num_tokens + np.arange(len(emitted), dtype=np.float64)
-        return emitted / self.times.whole(sizes)
+        times = self.times.whole(num_tokens + np.arange(len(emitted), dtype=np.float64))
+        return emitted / times, _least_tokens(drafts, ranked, num_draws) * times[0] >= _LEAST_PACE * times
+
+
+def _num_taken(rates: Floats, kept: npt.NDArray[np.bool_]) -> int:
+    """How many drafts: see `Lengths._rates`."""
+    best = int(np.where(kept, rates, 0.0).argmax())
+    return best if rates[best] >= _LEAST_GAIN * rates[0] else 0
 
 
 def _least_tokens(drafts: Drafts, ranked: list[_Ranked], num_draws: int) -> Floats:

@@ -104,6 +104,31 @@ def test_none_are_taken_where_tokens_cost_what_they_give() -> None:
     assert drafting(lambda size: 1.0 * size).choose([(good_at(0.95), 8)], 1, 1) == [0]
 
 
+def lived(num_draws: int, num_right: int, chance: float) -> Record:
+    """A record of so many draws with that many right drafts in all, whose next drafts have that chance."""
+    record = Record()
+    for place in range(num_draws):
+        record.add(8, num_right if place == 0 else 0)
+    record.chance = chance
+    return record
+
+
+def test_a_step_is_no_longer_than_its_slowest_sequence_makes_up_for() -> None:
+    """A step with 8 drafts takes 1.4 times as long, and gives one of 4 sequences some 5 tokens more."""
+    good = (good_at(0.9), 8)
+    by_size = drafting(lambda size: 1 + 0.05 * (size - 4))
+    for others, is_drafted in (
+        ([], True),  # alone it gains
+        ([(lived(20, 0, 0.9), 0)] * 3, False),  # they have nothing of it
+        ([(lived(20, 9, 0.9), 0)] * 3, True),  # they had enough of drafts before
+        ([(lived(7, 0, 0.9), 0)] * 3, True),  # they have just begun
+        ([(lived(20, 0, 0.0), 8)] * 3, False),  # their own are wrong
+    ):
+        num = by_size.choose([good, *others], 4, 1 + len(others))[0]
+        assert (num > 0) == is_drafted, others
+    assert by_size.choose([good], 4, 4) == [0], "those without a drafter count, too"
+
+
 def test_the_likeliest_are_taken_where_they_pay() -> None:
     """A step costs 1 and 0.3 a token more: emitted a second, by brute force."""
     lengths = drafting(lambda size: 1 + 0.3 * (size - 2))
