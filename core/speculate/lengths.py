@@ -3,8 +3,8 @@
 A step with j drafts takes as long as steps of that many tokens took lately (`core.speculate.times`), and emits a token
 for each draw and each right draft. Drafts are taken in the order of their chance, and as many of them as give the most
 tokens a second; none where that is hardly more than without. But a step is longer for all, and a sequence whose drafts
-are wrong has nothing of it: so a step is no longer than what every sequence has of drafts, in this step or over its
-life, makes up for. What is not known is found out: a step of a new size, and now and then one of a size that is always
+are wrong has nothing of it: so a step is no longer than what sequences, all but an eighth, have of drafts, in this step
+or over their lives, makes up for. What is not known is found out: a step of a new size, and now and then one of a size that is always
 given drafts, has none, and one of a size that never is has some; the chance of a sequence that does not draft drifts
 back to what is expected of strangers, so that it is tried again.
 """
@@ -117,7 +117,7 @@ class Lengths:
     def _rates(
         self, drafts: Drafts, ranked: list[_Ranked], num_tokens: int, num_draws: int
     ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Tokens a second, with none, one, ... of the drafts, and whether no sequence would be slowed down."""
+        """Tokens a second, with none, one, ... of the drafts, and whether that slows no more of them than it may."""
         emitted = num_draws + np.concatenate([[0], np.cumsum([-chance for chance, _, _ in ranked])])
         times = self.times.whole(num_tokens + np.arange(len(emitted), dtype=np.float64))
         return emitted / times, _least_tokens(drafts, ranked, num_draws) * times[0] >= _LEAST_PACE * times
@@ -130,14 +130,16 @@ def _num_taken(rates: Floats, kept: npt.NDArray[np.bool_]) -> int:
 
 
 def _least_tokens(drafts: Drafts, ranked: list[_Ranked], num_draws: int) -> Floats:
-    """With none, one, ... of the drafts: the least that any sequence has of a draw, in this step or over its life."""
+    """With none, one, ... of the drafts: what all sequences but an eighth have of a draw, in this step or over their
+    lives, at the least."""
     if len(drafts) < num_draws:  # some have no drafter
         return np.ones(len(ranked) + 1)
     own = np.zeros((len(ranked) + 1, len(drafts)))
     for row, (chance, _, i) in enumerate(ranked, 1):
         own[row, i] = -chance
     life = np.array([record.pace for record, _ in drafts])
-    return np.asarray(np.maximum(1 + own.cumsum(0), life).min(1))
+    slow = len(drafts) // 8  # among many there always are some
+    return np.asarray(np.partition(np.maximum(1 + own.cumsum(0), life), slow)[:, slow])
 
 
 def _ranked(drafts: Drafts) -> list[_Ranked]:

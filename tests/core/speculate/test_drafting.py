@@ -114,7 +114,7 @@ def lived(num_draws: int, num_right: int, chance: float) -> Record:
 
 
 def test_a_step_is_no_longer_than_its_slowest_sequence_makes_up_for() -> None:
-    """A step with 8 drafts takes 1.4 times as long, and gives one of 4 sequences some 5 tokens more."""
+    """A step with 8 drafts takes 1.4 times as long, and gives one of 4 sequences some 5 tokens more. Of 8 one may lose."""
     good = (good_at(0.9), 8)
     by_size = drafting(lambda size: 1 + 0.05 * (size - 4))
     for others, is_drafted in (
@@ -126,6 +126,9 @@ def test_a_step_is_no_longer_than_its_slowest_sequence_makes_up_for() -> None:
     ):
         num = by_size.choose([good, *others], 4, 1 + len(others))[0]
         assert (num > 0) == is_drafted, others
+    for num_bad, is_drafted in ((1, True), (2, False)):
+        some = [good] * (8 - num_bad) + [(lived(20, 0, 0.9), 0)] * num_bad
+        assert any(by_size.choose(some, 8, 8)) == is_drafted
     assert by_size.choose([good], 4, 4) == [0], "those without a drafter count, too"
 
 
