@@ -4,9 +4,9 @@ A step with j drafts takes as long as steps of that many tokens took lately (`co
 for each draw and each right draft. Drafts are taken in the order of their chance, and as many of them as give the most
 tokens a second; none where that is hardly more than without. But a step is longer for all, and a sequence whose drafts
 are wrong has nothing of it: so a step is no longer than what sequences, all but an eighth, have of drafts, in this step
-or over their lives, makes up for. What is not known is found out: a step of a new size, and now and then one of a size that is always
-given drafts, has none, and one of a size that never is has some; the chance of a sequence that does not draft drifts
-back to what is expected of strangers, so that it is tried again.
+or over their lives, makes up for. What is not known is found out: a step of a new size, and now and then one of a size
+that is always given drafts, has none, and one of a size that never is has some; the chance of a sequence that does not
+draft drifts back to what is expected of strangers, so that it is tried again.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def lived(num_draws: int, num_right: int, chance: float) -> Record:
 
 
 def test_a_step_is_no_longer_than_its_slowest_sequence_makes_up_for() -> None:
-    """A step with 8 drafts takes 1.4 times as long, and gives one of 4 sequences some 5 tokens more. Of 8 one may lose."""
+    """A step with 8 drafts takes 1.4 times as long, and gives one sequence some 5 tokens more. Of 8 one may lose."""
     good = (good_at(0.9), 8)
     by_size = drafting(lambda size: 1 + 0.05 * (size - 4))
     for others, is_drafted in (
